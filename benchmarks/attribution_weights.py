@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from tr11ops.diagnose.attribution.attributors import ATTRIBUTORS
 from tr11ops.diagnose.attribution.evidence import Attribution, Kind
 from tr11ops.diagnose.attribution.weights import FILE, read_weights
 from tr11ops.diagnose.look import diagnose_files
+from trainer.contract.record import Record
 
 LOGS = Path(__file__).parents[1] / "tests" / "data" / "diagnose"
 STRENGTH = 10.0  # labelled logs that a prior is worth
@@ -39,8 +39,7 @@ _STEPS: Mapping[Kind, str] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class WeighedCase:
+class WeighedCase(Record):
     """One conclusion of one rule about one log. `incident`: logs of the same one share it."""
 
     incident: str

@@ -18,8 +18,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
+
+from msgspec import to_builtins
 
 from tr11ops.checkpoints.catalogue import read_catalogue
 from tr11ops.checkpoints.retention import RetentionPolicy, decide
@@ -48,7 +49,7 @@ def write_checkpoint(folder: Path, step: int, files: int) -> None:
         os.close(os.open(place / path, os.O_CREAT | os.O_WRONLY, 0o664))
         entries.append(FileEntry(path, 0, f"{step * number:064x}"))
     manifest = Manifest(step, 2048 * step, 2048**2 * step, tuple(entries), TOPOLOGY, {}, "hash", 1.0)
-    (place / "manifest.json").write_text(json.dumps(asdict(manifest), indent=1))
+    (place / "manifest.json").write_text(json.dumps(to_builtins(manifest), indent=1))
 
 
 def write_run(directory: RunDirectory, count: int, files: int) -> None:

@@ -10,8 +10,9 @@ import json
 import resource
 import tempfile
 import time
-from dataclasses import asdict
 from pathlib import Path
+
+from msgspec import to_builtins
 
 from tr11ops.goodput.account import account
 from tr11ops.goodput.history import read_history
@@ -59,7 +60,7 @@ def write_past(directory: RunDirectory, iterations: int) -> int:
                 step = StepRecord(
                     done, iterations, done * 2048, done * 2048 * 2048, STEP_SECONDS, 6e-5, 2048, 2.5, 0.1, 23.0, 150.0
                 )  # fmt: skip
-                value = {"kind": "step", **asdict(step), "device": "A100", "time": at, "job_id": job}
+                value = {"kind": "step", **to_builtins(step), "device": "A100", "time": at, "job_id": job}
                 metrics.write(json.dumps(value) + "\n")
                 if done % SAVE_EVERY == 0:
                     phases.append(PhaseRecord(at, "saving", done, 1))
@@ -78,11 +79,11 @@ def write_past(directory: RunDirectory, iterations: int) -> int:
             else:
                 phases += [PhaseRecord(at, "saving", done, 1), PhaseRecord(at + SAVE_SECONDS, "ending", done, 1)]
                 marker = EndMarker("exit-duration", done, done, True, "", at + SAVE_SECONDS + 1, NODES[0], job, 1)
-                write_json(paths.end_marker(job), asdict(marker))
+                write_json(paths.end_marker(job), to_builtins(marker))
                 verdict = AttemptVerdict("exit-duration", done, done, 0, "", job_id=job, time=at + 140)
             launch.write(folder)
             verdict.write(folder)
-            paths.phases(job).write_text("".join(json.dumps(asdict(record)) + "\n" for record in phases))
+            paths.phases(job).write_text("".join(json.dumps(to_builtins(record)) + "\n" for record in phases))
             at += 140
     return attempt
 

@@ -22,7 +22,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,8 @@ import torch
 import torch.distributed as dist
 from gpu_training import WARM_UP, environment_of, in_child
 from models import DECODER, Shape, card
+from msgspec import to_builtins
+from msgspec.structs import replace
 from torch import Tensor
 
 from tr11ops.agent.allocation import free_port
@@ -41,6 +42,7 @@ from trainer.config.card import TrainerConfig
 from trainer.config.kernel_choice import choose_kernel
 from trainer.contract.attempt import AttemptIdentity
 from trainer.contract.paths import RunPaths
+from trainer.contract.record import Record
 from trainer.contract.requests import ProfileAsk, RequestAnswer
 from trainer.debug.profile import StepProfiler
 from trainer.engine import Engine, init_distributed
@@ -59,8 +61,7 @@ STEPS = 8
 DROPOUT = 0.1
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(Record):
     """One line of the table. `fine`: None for a figure that is no check."""
 
     what: str
@@ -282,8 +283,8 @@ def timed(what: str, shape: Shape, found: dict[str, float], device: str, peer: t
     text += f"{used.model_tflops:.1f} TFLOPs, {share}, {found['memory'] / 2**30:.1f} GiB{beside}"
     figures = {
         "seconds": found["seconds"], "tokens_per_second": shape.tokens / found["seconds"],
-        "model_tflops": used.model_tflops, "mfu": used.mfu, "memory_bytes": found["memory"], "shape": asdict(shape),
-        "peer": peer[0], "peer_seconds": peer[1],
+        "model_tflops": used.model_tflops, "mfu": used.mfu, "memory_bytes": found["memory"],
+        "shape": to_builtins(shape), "peer": peer[0], "peer_seconds": peer[1],
     }  # fmt: skip
     return Row(what, f"{text} (median, after {WARM_UP})", figures=figures)
 
@@ -366,7 +367,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.section:
         in_time = {"speed": partial(speed, seconds=options.seconds)}
         section = in_time.get(options.section, SECTIONS[options.section])
-        print(json.dumps([asdict(row) for row in section(device)]))
+        print(json.dumps([to_builtins(row) for row in section(device)]))
         return 0
     unknown = [name for name in options.sections if name not in SECTIONS]
     if unknown:
@@ -376,7 +377,7 @@ def main(arguments: list[str] | None = None) -> int:
         found = run_section(name, options.device, BUDGET_SECONDS - (time.monotonic() - began))
         if options.json is not None:
             options.json.mkdir(parents=True, exist_ok=True)
-            (options.json / f"{name}.json").write_text(json.dumps([asdict(row) for row in found], indent=1) + "\n")
+            (options.json / f"{name}.json").write_text(json.dumps([to_builtins(row) for row in found], indent=1) + "\n")
         for row in found:
             rows.append(row)
             print(f"{ {None: '    ', True: 'fine', False: 'FAIL'}[row.fine] } {row.what}: {row.found}", flush=True)

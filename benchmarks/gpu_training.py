@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from models import Shape, Step, card, engine_step, plain_loop, transformers_bert, transformers_bloom
+from msgspec.structs import asdict, replace
 
 from tr11ops.agent.allocation import free_port
 from trainer.engine import init_distributed
@@ -100,7 +101,7 @@ def environment_of(kind: str) -> dict[str, str]:
 
 def in_child(system: str, shape: Shape, options: argparse.Namespace, seconds: float = 1800) -> dict[str, float] | str:
     """`measure` in a process of its own; the last line of its complaint when it fails (out of memory, say)."""
-    request = json.dumps({"system": system, "shape": vars(shape), "steps": options.steps, "device": options.device})
+    request = json.dumps({"system": system, "shape": asdict(shape), "steps": options.steps, "device": options.device})
     command = [sys.executable, __file__, "--child", request]
     try:
         done = subprocess.run(
@@ -171,7 +172,7 @@ def main() -> None:
     parameters = count_parameters(card(shape).model, shape.vocabulary).total
     print(f"{name}, torch {torch.__version__}, {shape.dtype}, {parameters / 1e9:.2f} billion parameters, {shape}")
     for recompute in (False, True):
-        compare(Shape(**{**vars(shape), "recompute": recompute}), options, name)
+        compare(replace(shape, recompute=recompute), options, name)
 
 
 if __name__ == "__main__":

@@ -7,14 +7,15 @@ under the same optimizer. Not a measurement by itself.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor, nn
 from torch.nn import functional
 
 from trainer.config.card import TrainerConfig, validate
+from trainer.contract.record import Record
 from trainer.engine import Engine
 from trainer.model.positions import alibi_slopes
 from trainer.parallel.mesh import Mesh
@@ -25,8 +26,7 @@ DECODER = 64  # tokens of a T5's decoder
 MASKED, IGNORED = 0.15, -100  # BERT's share of tokens that are predicted; what transformers leaves out
 
 
-@dataclass(frozen=True)
-class Shape:
+class Shape(Record):
     """What is trained, and how much of it in a step: `accumulated` micro batches of `micro` samples on each replica.
 
     `own`: further keys of the card, as (section, key, value).

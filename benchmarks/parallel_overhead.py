@@ -18,12 +18,12 @@ import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 from models import Shape, card, engine_step
+from msgspec.structs import replace
 
 from tr11ops.agent.allocation import free_port
 from trainer.engine import init_distributed

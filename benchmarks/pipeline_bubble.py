@@ -18,7 +18,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from multiprocessing.connection import Connection
 from typing import Any
@@ -27,6 +26,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from models import Shape, card
+from msgspec.structs import replace
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining import schedules as torchs
@@ -36,6 +36,7 @@ import trainer.model.gpt
 from tr11ops.agent.allocation import free_port
 from trainer.config.card import TrainerConfig
 from trainer.config.deepspeed_settings import deepspeed_settings
+from trainer.contract.record import Record
 from trainer.engine import Engine, init_distributed
 from trainer.model.block import TransformerBlock
 from trainer.model.family import Layer, initialise_stage, logical_parameters
@@ -241,8 +242,7 @@ def by_torch(schedule: Any, order: str) -> Callable[[TrainerConfig, Mesh, float]
     return build
 
 
-@dataclass(frozen=True)
-class Schedule:
+class Schedule(Record):
     """`chunks`: of each rank. `formula`: of its bubble, as 1F1B's with `chunks` times the micro batches. `least`: how
     many micro batches it needs, in pipelines."""
 

@@ -21,8 +21,9 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from msgspec import to_builtins
 
 from tr11ops.cluster.base import BatchRequest, JobState
 from tr11ops.cluster.slurm import SlurmScheduler
@@ -32,6 +33,7 @@ from tr11ops.twin.plan import TwinPlan
 from tr11ops.twin.twin import Twin
 from trainer.contract.heartbeat import Heartbeat, write_heartbeat
 from trainer.contract.logline import StepRecord, format_step
+from trainer.contract.record import Record
 
 BUDGET_SECONDS = 0.5
 BUDGET_CALLS = 2
@@ -40,8 +42,7 @@ PACE = 105.0
 BLOCK_STEPS = 2000
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(Record):
     """A run on the twin, and what `tr11 status` needs to find both."""
 
     twin: Twin
@@ -83,7 +84,8 @@ def write_logs(place: Place, job_id: str, gigabytes: float) -> None:
     steps = [(now - PACE * (BLOCK_STEPS - number), record(number)) for number in range(1, BLOCK_STEPS + 1)]
     lines = "".join(format_step(step) + "\n" for _, step in steps)
     objects = "".join(
-        json.dumps({"kind": "step", **asdict(step), "time": moment, "job_id": job_id}) + "\n" for moment, step in steps
+        json.dumps({"kind": "step", **to_builtins(step), "time": moment, "job_id": job_id}) + "\n"
+        for moment, step in steps
     )
     for path, text in ((paths.main_log, lines), (paths.metrics, objects)):
         block = text.encode()

@@ -18,8 +18,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from msgspec import to_builtins
+
+from trainer.contract.record import Record
 
 ROOT = Path(__file__).parents[1]
 LOG = "logs/main/main_log.txt"
@@ -27,8 +30,7 @@ LINES = 2000  # of a megabyte
 ROUNDS = ("first", "grown", "grown again", "nothing new")
 
 
-@dataclass(frozen=True)
-class Way:
+class Way(Record):
     """How it is mirrored: by what, in one process or in one for each round, and to what kind of storage."""
 
     name: str
@@ -47,8 +49,7 @@ WAYS = (
 )
 
 
-@dataclass(frozen=True)
-class Figure:
+class Figure(Record):
     """One round: wall and processor seconds of the mirroring process, and bytes that reached the storage."""
 
     way: str
@@ -172,9 +173,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="tr11-bench-") as folder:
             figures += measure(way, arguments.megabytes, arguments.grow, Path(folder))
     if arguments.json:
-        print(
-            json.dumps({"schema": 1, "megabytes": arguments.megabytes, "rounds": list(map(asdict, figures))}, indent=1)
-        )
+        print(json.dumps({"schema": 1, "megabytes": arguments.megabytes, "rounds": to_builtins(figures)}, indent=1))
         return
     print(f"{'way':26} {'round':12} {'seconds':>8} {'processor':>10} {'megabytes':>10}")
     for figure in figures:

@@ -13,11 +13,11 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
 from models import DECODER, Shape, Step, card, engine_step, loop
+from msgspec.structs import replace
 from torch import Tensor
 from training_turns import take_turns
 from transformers import (
@@ -97,7 +97,7 @@ def main() -> None:
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
     device = torch.device("cpu")
     init_distributed(device)
-    shape = Shape(**{**vars(SHAPE), "dtype": options.dtype})
+    shape = replace(SHAPE, dtype=options.dtype)
     config = card(shape)
     other = relative(shape)
     steps = {

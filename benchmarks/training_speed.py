@@ -16,6 +16,7 @@ import os
 
 import torch
 from models import Shape, card, engine_step, plain_loop, transformers_bert, transformers_bloom
+from msgspec.structs import replace
 from training_turns import take_turns
 
 from tr11ops.agent.allocation import free_port
@@ -36,7 +37,7 @@ def main() -> None:
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
     device = torch.device("cpu")
     init_distributed(device)
-    shape = Shape(**{**vars(SHAPE), "dtype": options.dtype, "family": options.family})
+    shape = replace(SHAPE, dtype=options.dtype, family=options.family)
     steps = {
         "tr11": engine_step(card(shape), device),
         "transformers": (transformers_bert if options.family == "bert" else transformers_bloom)(shape, device),

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from tests.waiting import end_of_file, until
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.manifest import Manifest
 from trainer.contract.paths import RunPaths
+from trainer.contract.record import Record
 
 TR11 = Path(sys.executable).parent / "tr11"
 
@@ -75,8 +75,7 @@ padded_vocabulary_size = 512
 """
 
 
-@dataclass(frozen=True)
-class Playground:
+class Playground(Record):
     """A folder with data and a card, in which `tr11` is typed."""
 
     folder: Path

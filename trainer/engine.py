@@ -10,7 +10,6 @@ import logging
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import chain
 from typing import Any
@@ -18,12 +17,14 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from msgspec import field
 from torch import nn
 
 from trainer.config.card import CardError, Problem, TrainerConfig
 from trainer.config.deepspeed_settings import deepspeed_settings
 from trainer.config.float8_choice import OTHER_GPUS, float8_obstacle
 from trainer.contract.metrics_record import LayerMeasure
+from trainer.contract.record import Record
 from trainer.data.prefetch import BatchesAhead
 from trainer.metrics.compute_clock import ComputeClock
 from trainer.model.between_stages import MessageShape
@@ -53,8 +54,7 @@ from trainer.pipeline.stages import average_over_replicas, stage_module, sum_cop
 SCALER_FIELDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 
-@dataclass(frozen=True)
-class StepResult:
+class StepResult(Record):
     """One training step, in rank 0's numbers on every rank. `loss`: mean over the global batch.
 
     `grad_norm`: of all gradients before clipping; infinite when the step was skipped because a gradient was not finite.

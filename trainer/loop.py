@@ -18,9 +18,10 @@ import torch.distributed as dist
 from trainer.config.card import CardError, TrainerConfig
 from trainer.config.first_loss import first_loss
 from trainer.contract.attempt import AttemptIdentity, read_card_hash, tell
-from trainer.contract.checkpoints import CheckpointError, take_run
+from trainer.contract.checkpoints import take_run
 from trainer.contract.compute_record import ComputeRecord, RankPosition
 from trainer.contract.end_marker import exit_code
+from trainer.contract.errors import CheckpointError
 from trainer.contract.lease import Lease
 from trainer.contract.logline import StepRecord
 from trainer.contract.paths import newest_step

@@ -12,11 +12,11 @@ from __future__ import annotations
 import argparse
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from labels import Incident, read_set
+from msgspec.structs import replace
 from programs import OWN_SETS, of_diagnosis
 from scores import judge, who_is_right
 

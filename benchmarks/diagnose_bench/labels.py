@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from trainer.contract.record import Record
 
 RESTARTS = ("plain", "elsewhere", "change", "unknown", "none")
 _RESTARTS_OF_ACTION: Mapping[str, tuple[str, ...]] = {  # where a label tells what to do, and not whether it helps
@@ -30,8 +31,7 @@ class LabelError(Exception):
     """A folder without labels, or a label that cannot be used."""
 
 
-@dataclass(frozen=True)
-class Incident:
+class Incident(Record):
     """One incident, and what a good on-call engineer says of it.
 
     `lines`: (file's name, number from 1) of each line that tells of the first cause; empty where none does. `node`: the

@@ -11,14 +11,15 @@ import tempfile
 import time
 import venv
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from labels import Incident
+from msgspec import field
 
 from tr11ops.diagnose.diagnosis import Diagnosis
 from tr11ops.diagnose.look import diagnose_files
+from trainer.contract.record import Record
 
 NVRX = "nvidia-resiliency-ext==0.7.0"
 _CORPUS = Path(__file__).parents[2] / "tests" / "data" / "diagnose"
@@ -29,8 +30,7 @@ LONGEST_SECONDS = 1800
 _ERROR = re.compile(r"error|exception|fatal|fail|abort|killed|traceback|panic|segfault|denied|refused", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(Record):
     """What a program says. None: it says nothing of that.
 
     `place`: the node of the line. `nodes`: who is at fault, or may be; `excluded`: those of them that it says must not

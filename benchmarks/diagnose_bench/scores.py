@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 from labels import Incident
+from msgspec import field
 from programs import Answer
+
+from trainer.contract.record import Record
 
 CONFIDENT = 0.9
 BINS = (0.0, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -18,8 +20,7 @@ UNKNOWN = "unknown"
 _FIVE = frozenset({"plain", "elsewhere", "change", UNKNOWN, "none"})
 
 
-@dataclass(frozen=True)
-class Judged:
+class Judged(Record):
     """One answer beside its label. None: the label does not tell, or the program does not say.
 
     `node`: of who is accused; `place`: of the line. `goes_on`: whether it rightly goes on or stops; `restart`: whether
@@ -134,8 +135,7 @@ def _not_in(nodes: Iterable[str], guilty: set[str]) -> frozenset[str]:
     return frozenset(node for node in nodes if _short(node) not in guilty)
 
 
-@dataclass(frozen=True)
-class Count:
+class Count(Record):
     """So many right of so many that are judged."""
 
     right: int
@@ -152,8 +152,7 @@ class Count:
         return f"{self.right}/{self.total} {100 * self.right / self.total:.0f}%"
 
 
-@dataclass(frozen=True)
-class Scores:
+class Scores(Record):
     """All of one program on one set."""
 
     incidents: int

@@ -15,8 +15,11 @@ import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import field
+
+from trainer.contract.record import Record
 
 HERE = Path(__file__).resolve().parent
 SCRATCH = Path("/tmp/diagnose-corpus")
@@ -36,8 +39,7 @@ NAMES = [
 ]
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(Record):
     """A fault of `worker.py` on one rank at one iteration. `setup`: shell lines on each node before torchrun."""
 
     fault: str = "none"

@@ -7,10 +7,11 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from trainer.contract.record import Record
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs" / "contributing").glob("*.md"))
@@ -19,8 +20,7 @@ LINKED = ("tests/data", "slurm", "cron", "LICENSE", "pyproject.toml")
 COPIED = ("tr11ops", "trainer", "tests", "docs", "runbooks")
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(Record):
     """A block of a page: `kind` python or markdown is a new file, diff a change, sh what is run."""
 
     kind: str

@@ -18,7 +18,6 @@ import sys
 import time
 from collections import namedtuple
 from collections.abc import Iterator
-from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -27,14 +26,14 @@ from unittest.mock import patch
 import time_machine
 
 from tests.pins.states import BAD_CARDS, NAMED, Place
+from trainer.contract.record import Record
 
 ROOT = Path(__file__).parents[2]
 LOCAL = ("--scheduler", "local")
 DRY = ("--dry-run", *LOCAL)
 
 
-@dataclass(frozen=True)
-class Screen:
+class Screen(Record):
     """A command that is typed in a state of the run, in a terminal of so many columns."""
 
     name: str

@@ -10,21 +10,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from msgspec.structs import replace
 
 from tests.tr11ops.backup.fault_proxy import FaultProxy
 from tr11ops.backup.base import Archive
 from tr11ops.twin.ports import claimed_ports
+from trainer.contract.record import Record
 
 _NUMBERS = itertools.count(1)
 
 
-@dataclass(frozen=True)
-class ObjectStore:
+class ObjectStore(Record):
     """One bucket. `url` and `options` are what a run card says; `faults` is the proxy in between."""
 
     bucket: str

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from tests.plugins.command_server import serve, start_server
-from tr11ops.cluster.base import SchedulerError
+from tr11ops.base.errors import SchedulerError
 from tr11ops.cluster.local_store import LocalStore
 
 LOCK = 3  # the descriptor's number in the fork

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.waiting import until
+from tr11ops.base.errors import TwinError
 from tr11ops.cluster.slurm import SlurmScheduler
 from tr11ops.twin.machine import find_programs, search_path
-from tr11ops.twin.plan import TwinError, TwinPlan
+from tr11ops.twin.plan import TwinPlan
 from tr11ops.twin.twin import Twin
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
-from tr11ops.cluster.base import BatchRequest, Job, JobState, Node, Partition, SchedulerError, TestResult
+from msgspec import to_builtins
+from msgspec.structs import replace
+
+from tr11ops.base.errors import SchedulerError
+from tr11ops.cluster.base import BatchRequest, Job, JobState, Node, Partition, TestResult
 from trainer.contract.files import write_atomically
 
 EFFECT = "tr11.tests.scheduler"  # an audit event before and after each change
@@ -26,7 +29,7 @@ class DiskScheduler:
         folder.mkdir(exist_ok=True)
 
     def put(self, job: Job) -> None:
-        value = {**dataclasses.asdict(job), "state": job.state.value}
+        value = {**to_builtins(job), "state": job.state.value}
         write_atomically(self.folder / f"{job.raw_id}.json", json.dumps(value))
 
     def mark_down(self, node: str) -> None:
@@ -86,7 +89,7 @@ class DiskScheduler:
         if job is None:
             raise SchedulerError(f"there is no job {job_id}")
         sys.audit(EFFECT, "before change")
-        self.put(dataclasses.replace(job, **changes))
+        self.put(replace(job, **changes))
         sys.audit(EFFECT, "after change")
 
     def _read(self, path: Path) -> Job:

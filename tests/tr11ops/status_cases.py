@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from msgspec import to_builtins
+from msgspec.structs import replace
 
 from tr11ops.cluster.base import Job, JobState, Node
 from tr11ops.observe.operation import OperationFacts
@@ -160,9 +161,19 @@ def snapshot(**changes: Any) -> Snapshot:
         "kill_switch": None,
         "exclusions": (),
         "submissions": (),
-        "periodic_jobs": (cron_job(),),
     }
-    return Snapshot(**{**values, **changes})
+    return changed(Snapshot(**values), **{"periodic_jobs": (cron_job(),), **changes})
+
+
+def changed(given: Snapshot, **changes: Any) -> Snapshot:
+    """The snapshot with other values: of itself and of its parts, by name (`phases`, or as needs say, `training.phases`)."""
+    changes = {name.removeprefix("training.").removeprefix("operation."): value for name, value in changes.items()}
+    parts = {}
+    for name in ("training", "operation"):
+        part = getattr(given, name)
+        own = {key: changes.pop(key) for key in part.__struct_fields__ if key in changes}
+        parts[name] = replace(part, **own)
+    return replace(given, **parts, **changes)
 
 
 def idle(**changes: Any) -> Snapshot:
@@ -177,7 +188,7 @@ def idle(**changes: Any) -> Snapshot:
 
 
 def with_facts(given: Snapshot, **changes: Any) -> Snapshot:
-    return dataclasses.replace(given, run=dataclasses.replace(given.run, **changes))
+    return replace(given, run=replace(given.run, **changes))
 
 
 def save_checkpoint(paths: RunPaths, step: int, created: float, latest: bool = True) -> Path:
@@ -198,4 +209,4 @@ def save_checkpoint(paths: RunPaths, step: int, created: float, latest: bool = T
 
 
 def save_marker(paths: RunPaths, marker: EndMarker) -> None:
-    write_json(paths.end_marker(marker.job_id), asdict(marker))
+    write_json(paths.end_marker(marker.job_id), to_builtins(marker))

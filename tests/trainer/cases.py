@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from deepspeed.accelerator import get_accelerator
 from torch import Tensor
 
 from trainer.config.card import TrainerConfig
+from trainer.contract.record import Record
 from trainer.engine import Engine
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.state import ShardedState
@@ -65,8 +65,7 @@ def batches(config: TrainerConfig, mesh: Mesh, step: int, count: int) -> Iterato
         yield part[:, :-1], part[:, 1:]
 
 
-@dataclass(frozen=True)
-class Curve:
+class Curve(Record):
     """What a short training showed on one rank. `parts`: of each step's loss; `measured`: of the evaluation."""
 
     losses: list[float]
@@ -117,8 +116,7 @@ def train(config: TrainerConfig, sizes: tuple[int, ...] = RAMP, draw: Callable[.
 Logical = dict[str, dict[str, Tensor]]
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(Record):
     """A copy of one rank's share of a logical tensor: `elements` of the flattened slice from `start` on."""
 
     name: str

@@ -17,7 +17,7 @@ from tests.trainer.cases import VOCABULARY, tiny
 from tests.trainer.spawn import run_ranks
 from trainer.config.card import TrainerConfig
 from trainer.contract.attempt import AttemptIdentity
-from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.errors import CheckpointError, NotFiniteError
 from trainer.contract.paths import RunPaths
 from trainer.contract.recovery import (
     RecoveryRecord,
@@ -29,7 +29,6 @@ from trainer.data.indexed_write import IndexedWriter
 from trainer.engine import StepResult
 from trainer.loop import Trainer
 from trainer.metrics.writer import Interval
-from trainer.spikes.detect import NotFiniteError
 
 Started = TypeVar("Started", bound=Trainer)
 Curve = dict[int, tuple[float, ...]]

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
+from msgspec.structs import replace
 
 from tests.trainer.cases import CPU, batches, tiny
 from tests.trainer.gradients import Seen, steps
 from tests.trainer.recorder import Entry, recorded
 from tests.trainer.sums import in_any_order, one_ulp
 from trainer.config.card import TrainerConfig
+from trainer.contract.record import Record
 from trainer.control.resume import load_newest
 from trainer.control.saving import Saver
 from trainer.engine import Engine
@@ -26,8 +27,7 @@ SIZE, STEPS, SAVED = 16, 5, 3
 SHAPE = (2, 2)  # pipeline, tensor
 
 
-@dataclass(frozen=True)
-class Course:
+class Course(Record):
     """A short training on one rank: losses and norms as the loop is told them. `clipped_by`: the norm that this rank's
     own optimizer used. `spikes`: seen here."""
 
@@ -38,8 +38,7 @@ class Course:
     spikes: list[str]
 
 
-@dataclass(frozen=True)
-class Observed:
+class Observed(Record):
     """All that one rank saw."""
 
     entries: list[Entry]

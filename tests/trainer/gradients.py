@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tests.trainer.cases import CPU, batches
 from trainer.config.card import TrainerConfig
+from trainer.contract.record import Record
 from trainer.engine import Engine
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.shard import sharding_of
@@ -24,8 +25,7 @@ class Made:
     terms: int = 0
 
 
-@dataclass(frozen=True)
-class Given:
+class Given(Record):
     """Elements [first, first + numel) of the flattened local slice, as the optimizer was given them."""
 
     name: str
@@ -33,8 +33,7 @@ class Given:
     gradient: Tensor
 
 
-@dataclass(frozen=True)
-class Seen:
+class Seen(Record):
     """One rank's part of one step. `cut`: whether a parameter is cut over tensor ranks."""
 
     tensor_rank: int

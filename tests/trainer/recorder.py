@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from trainer.contract.record import Record
 from trainer.parallel.mesh import Mesh
 
 REDUCING = ("allreduce", "reduce", "reduce_scatter", "reduce_scatter_base")
@@ -27,8 +27,7 @@ NCCL_DTYPES = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(Record):
     """One operation. `group`: the axes over which its members differ, or `cpu`. `communicator`: the group's own name.
 
     `peer`: the other rank of a message. `is_host`: a tensor of it would lie in host memory on a GPU machine.

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tests.trainer.cases import CPU, Logical, Piece, assemble, batches, copy_state, fill
 from tests.trainer.spawn import run_ranks
 from trainer.config.card import TrainerConfig
+from trainer.contract.record import Record
 from trainer.engine import Engine
 from trainer.parallel.mesh import Mesh
 
@@ -15,8 +14,7 @@ SIZE = 8
 HALF, END = 3, 6
 
 
-@dataclass(frozen=True)
-class Stretch:
+class Stretch(Record):
     """Losses of some steps, and the state after HALF (if it was among them) and after the last one.
 
     `sums`: what the optimizer keeps of whole tensors, after HALF.

@@ -5,10 +5,9 @@ What is compiled there is here the arithmetic that it is compiled from, over str
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from trainer.model import loss, softmax

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from tests.trainer.recorder import Entry, recorded
 from tests.trainer.spawn import run_ranks
 from trainer.config.card import TrainerConfig
 from trainer.config.tensor_shares import sends_shares
+from trainer.contract.record import Record
 from trainer.engine import Engine
 from trainer.model import between_stages
 from trainer.parallel.mesh import Mesh
@@ -22,8 +22,7 @@ DROPOUT = {"hidden_dropout": 0.2, "attention_dropout": 0.2}
 DOCUMENTS = {"end_of_document_id": 3, "reset_attention_mask": True}
 
 
-@dataclass(frozen=True)
-class Trained:
+class Trained(Record):
     """Losses, this rank's state, and the messages of the second step (the first one also sends shapes)."""
 
     losses: list[float]

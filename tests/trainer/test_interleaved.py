@@ -5,7 +5,6 @@ The bounds are those of test_parity.py: only the order of the sums over micro ba
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -31,6 +30,7 @@ from tests.trainer.cases import (
 from tests.trainer.spawn import run_ranks
 from trainer.config.card import TrainerConfig
 from trainer.contract.corruption import WorkerDigests
+from trainer.contract.record import Record
 from trainer.engine import Engine
 from trainer.parallel.mesh import Mesh
 from trainer.schedule.interleaving import passes
@@ -42,8 +42,7 @@ RECOMPUTE = {"activation_checkpointing": True}
 DOCUMENTS = {"end_of_document_id": 3, "reset_attention_mask": True}
 
 
-@dataclass(frozen=True)
-class Course:
+class Course(Record):
     """What a short training showed on one rank. `half`: its state before the third step, if that was not its first;
     `leftovers`: what the pipeline still held after it."""
 

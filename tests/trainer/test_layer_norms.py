@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import cache
 
 import pytest
@@ -15,6 +14,7 @@ from tests.trainer.llama_cases import LLAMA
 from tests.trainer.spawn import run_ranks
 from trainer.config.card import TrainerConfig
 from trainer.contract.metrics_record import LayerMeasure
+from trainer.contract.record import Record
 from trainer.engine import Engine
 from trainer.optim.layer_norms import LayerNorms, layer_of
 from trainer.optim.watch import CountedRun
@@ -24,8 +24,7 @@ EVERY = 2
 STEPS = 4
 
 
-@dataclass(frozen=True)
-class Seen:
+class Seen(Record):
     """One rank: each step's measure, its gradient norm, and the masters by name before and after each step."""
 
     measures: list[LayerMeasure | None]

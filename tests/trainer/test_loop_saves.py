@@ -20,12 +20,12 @@ from tests.trainer.spawn import run_ranks
 from trainer.checkpoint import store, writer
 from trainer.config.card import TrainerConfig
 from trainer.contract.attempt import AttemptIdentity
-from trainer.contract.checkpoints import CheckpointError, NodeFilesError, refusal_code
+from trainer.contract.checkpoints import refusal_code
 from trainer.contract.end_marker import EndMarker
+from trainer.contract.errors import CheckpointError, DataError, LostWorkerError, NodeFilesError
 from trainer.control.failed_saves import FailedSaves
 from trainer.control.failure import is_refusal
 from trainer.control.lifecycle import HeartbeatWriter, SignalFlag, write_failure
-from trainer.data.errors import DataError, LostWorkerError
 from trainer.loop import Trainer
 
 

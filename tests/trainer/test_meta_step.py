@@ -9,7 +9,6 @@ figures then take the place of these.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
 import pytest
@@ -19,6 +18,7 @@ from tests.trainer.counting import Counts
 from tests.trainer.meta_world import meta_stage
 from tr11ops.runcard.card import load_card, shipped_folder
 from trainer.config.card import TrainerConfig
+from trainer.contract.record import Record
 from trainer.schedule import flops
 from trainer.schedule.memory import MemoryShape, stage_memory
 
@@ -32,8 +32,7 @@ NORM, LOSS = "trainer.pipeline.library.agreed", "trainer.pipeline.early_loss.upd
 READS, COPIES = {NORM: 1}, {LOSS: 1}
 
 
-@dataclass(frozen=True)
-class Budget:
+class Budget(Record):
     """Operations, and bytes that those moved which are no matrix products: of each further micro batch, and of the rest
     of a step. `peak`: most bytes held in a step of one micro batch beyond what is held between steps.
     """
@@ -53,8 +52,7 @@ BUDGETS = {
 }
 
 
-@dataclass(frozen=True)
-class Seen:
+class Seen(Record):
     """Steps of one and of two micro batches. `reads`: of the device by the host, in the second; `copies`: those that it
     does not wait for; `order`: of both. `checks`: the norm of all weights, and their comparison with the copies.
     """

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tests.trainer.cases import CPU, batches, tiny
 from tests.trainer.spawn import run_ranks
-from trainer.data.errors import DataError
+from trainer.contract.errors import DataError
 from trainer.data.prefetch import Batch, BatchesAhead
 from trainer.data.rows import NextTokenRow
 from trainer.data.stream import SampleStream

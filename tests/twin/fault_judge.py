@@ -13,17 +13,18 @@ from typing import Any
 
 from tests.twin.innocence import InnocenceJudge
 from tests.twin.operation import Operation, tasks_waiting
-from tr11ops.cluster.base import Job, SchedulerError
+from tr11ops.base.errors import SchedulerError, TwinError
+from tr11ops.cluster.base import Job
 from tr11ops.dialects.reading import step_record
 from tr11ops.rundir.journal import read_journal
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.twin.fault_training import last_step
 from tr11ops.twin.faults import heal, inject
-from tr11ops.twin.plan import TwinError
 from tr11ops.twin.stand_in import checkpoint
 from tr11ops.twin.twin import Twin
 from trainer.contract.checkpoint_names import read_latest
 from trainer.contract.end_marker import EndMarker
+from trainer.contract.record import Record
 
 SAVED = re.compile(r"successfully saved checkpoint at iteration +(\d+)")
 LOADED = re.compile(r"successfully loaded checkpoint from .* at iteration +(\d+)")
@@ -38,8 +39,7 @@ LIMIT_LOWERED = "job-limit-lowered"
 SAVE_ERROR = "save-error"
 
 
-@dataclass(frozen=True)
-class DrawnFault:
+class DrawnFault(Record):
     """A kind of fault of this test. `weight`: how often it lies in the bag.
 
     `target`: "node" (one that trains), "batch host", "spare" (an idle one of the job), "elsewhere" (not of the job),

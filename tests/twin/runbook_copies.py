@@ -6,9 +6,10 @@ import json
 import os
 import shutil
 import time
-from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
+
+from msgspec.structs import replace
 
 from tests.twin.runbook_scenarios import DAY, saved_now, scenario
 from tests.twin.runbook_scene import Scene

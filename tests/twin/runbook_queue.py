@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import time
 
+from msgspec.structs import asdict
+
 from tests.twin.runbook_scenarios import DAY, nodes_of, scenario, submit
 from tests.twin.runbook_scene import Scene
 from tr11ops.queue.held_jobs import hold
@@ -163,6 +165,6 @@ def lingering(scene: Scene) -> None:
     scene.until_still()
     scene.age(2000)
     marker = EndMarker("exit-duration", 8, 5, True, "", time.time() - 1900, "n1", job.raw_id, 1)
-    write_json(scene.paths.end_marker(job.raw_id), vars(marker))
+    write_json(scene.paths.end_marker(job.raw_id), asdict(marker))
     scene.touch(scene.paths.end_marker(job.raw_id), 1900)
     scene.treat("lingering")

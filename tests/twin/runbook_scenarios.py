@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from tests.twin.runbook_scene import Scene
 from tests.twin.small_run import recorded_comment
 from trainer.contract.checkpoint_names import read_latest
+from trainer.contract.record import Record
 
 DAY = 86400.0
 
 
-@dataclass(frozen=True)
-class Scenario:
+class Scenario(Record):
     """How one fault comes about. `is_alone`: in a run of its own; else in the run that most share, which goes on."""
 
     detectors: tuple[str, ...]

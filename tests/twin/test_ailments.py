@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import signal
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.twin.rehearsal_inputs import rehearsal_card
 from tr11ops.twin.fault_store import FaultStore, InjectedFault, new_fault

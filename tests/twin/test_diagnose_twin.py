@@ -15,10 +15,11 @@ import pytest
 
 from tests.plugins.twin_fixture import require_slurm
 from tests.twin.small_run import SmallRun
+from tr11ops.base.errors import TwinError
 from tr11ops.cli.main import execute
 from tr11ops.cluster.base import JobState
 from tr11ops.twin.faults import heal, inject
-from tr11ops.twin.plan import TwinError, TwinPlan
+from tr11ops.twin.plan import TwinPlan
 from tr11ops.twin.twin import Twin
 
 Capture = pytest.CaptureFixture[str]

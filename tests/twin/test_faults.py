@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from tests.plugins.command_server import tr11_command
 from tests.plugins.twin_fixture import require_slurm
 from tests.waiting import PATIENCE_SECONDS, until
+from tr11ops.base.errors import TwinError
 from tr11ops.cli.main import execute
 from tr11ops.cluster.base import BatchRequest
 from tr11ops.cluster.slurm import SlurmScheduler
@@ -28,7 +29,7 @@ from tr11ops.twin.fault_kinds import KINDS, find_kind
 from tr11ops.twin.fault_store import FaultStore, InjectedFault, new_fault
 from tr11ops.twin.faults import active, heal, inject
 from tr11ops.twin.node_processes import NodeContents, StepWatch, scan
-from tr11ops.twin.plan import TwinError, TwinFolders, TwinPlan
+from tr11ops.twin.plan import TwinFolders, TwinPlan
 from tr11ops.twin.processes import ProcessRecord
 from tr11ops.twin.twin import Twin
 

@@ -11,20 +11,20 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.tr11ops.launch.run_inputs import write_card
 from tests.twin.small_run import enter
+from tr11ops.base.errors import SubmissionUnknown
 from tr11ops.cli.launch import prepare
 from tr11ops.cli.main import execute
 from tr11ops.cluster.base import BatchRequest, Job
 from tr11ops.cluster.slurm import SlurmScheduler
 from tr11ops.launch.render import render_script
 from tr11ops.launch.session import carry_out, check_launch
-from tr11ops.launch.submit import SubmissionUnknown
 from tr11ops.twin.twin import Twin
 
 SLURM = "\n[slurm.environment]\nNOTE = \"a 'quoted' word\"\n"

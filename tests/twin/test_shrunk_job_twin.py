@@ -10,7 +10,8 @@ import pytest
 
 from tests.plugins.twin_fixture import require_slurm
 from tests.waiting import until
-from tr11ops.cluster.base import Job, JobState, SchedulerError
+from tr11ops.base.errors import SchedulerError
+from tr11ops.cluster.base import Job, JobState
 from tr11ops.cluster.slurm import SlurmScheduler
 from tr11ops.twin.plan import TwinPlan
 from tr11ops.twin.twin import Twin

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.plugins.twin_fixture import require_slurm
 from tests.tr11ops.launch.run_inputs import write_checkpoint
@@ -30,8 +30,8 @@ from tr11ops.twin.stand_in.crew import RankLost, StandInGroup
 from tr11ops.twin.twin import Twin
 from trainer.config.card import CardError
 from trainer.contract.checkpoint_names import read_latest
-from trainer.contract.checkpoints import CheckpointError
 from trainer.contract.end_marker import EndMarker
+from trainer.contract.errors import CheckpointError
 from trainer.contract.manifest import FileEntry, Manifest, manifest_faults
 from trainer.schedule.progress import Progress
 
@@ -93,7 +93,7 @@ def test_the_node_agent_starts_it_for_a_rehearsal_only(tmp_path: Path) -> None:
     real = tmp_path / "real.json"
     value = json.loads(card.read_text())
     real.write_text(json.dumps({**value, "rehearsal": None}))
-    assert dataclasses.replace(task, card=real).command[3] == "trainer.control.launcher"
+    assert replace(task, card=real).command[3] == "trainer.control.launcher"
     assert not is_rehearsal(tmp_path / "missing") and not is_rehearsal(real)
 
 

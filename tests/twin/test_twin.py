@@ -13,18 +13,19 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from huggingface_hub import HfApi
+from msgspec.structs import replace
 
 from tests.forks import exit_code, forked
 from tests.plugins.command_server import tr11_command
 from tests.plugins.twin_fixture import require_slurm
 from tests.waiting import PATIENCE_SECONDS, until
 from tr11ops.backup.remote import open_remote
-from tr11ops.cluster.base import BatchRequest, JobState, SchedulerError
+from tr11ops.base.errors import SchedulerError, TwinError
+from tr11ops.cluster.base import BatchRequest, JobState
 from tr11ops.cluster.grants import read_grants
 from tr11ops.cluster.pending_reasons import Cause, reason_of, reason_of_job
 from tr11ops.cluster.process_marks import boot_mark
@@ -33,7 +34,7 @@ from tr11ops.cluster.slurm import SlurmScheduler
 from tr11ops.twin.accounting import ACCOUNT
 from tr11ops.twin.faults import active, heal, inject
 from tr11ops.twin.machine import accepts, search_path
-from tr11ops.twin.plan import TwinError, TwinPlan, TwinPorts
+from tr11ops.twin.plan import TwinPlan, TwinPorts
 from tr11ops.twin.ports import is_free
 from tr11ops.twin.processes import ProcessRecord, end, marked, start_ticks
 from tr11ops.twin.services import BUCKET, advice

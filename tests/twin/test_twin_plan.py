@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tr11ops.base.errors import TwinError
 from tr11ops.cluster.hostlist import expand
 from tr11ops.twin.machine import default_directory
-from tr11ops.twin.plan import TwinError, TwinFolders, TwinPlan, TwinPorts, cgroup_conf, gres_conf, slurm_conf
+from tr11ops.twin.plan import TwinFolders, TwinPlan, TwinPorts, cgroup_conf, gres_conf, slurm_conf
 from tr11ops.twin.ports import BLOCK, claimed_ports, is_free
 
 FOLDERS = TwinFolders(Path("/var/lib/tr11/twin/default"))

@@ -9,12 +9,12 @@ import random
 import socket
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from tr11ops.cluster.hostlist import expand
 from tr11ops.rundir.attempts import attempt_label
+from trainer.contract.record import Record
 
 ADDRESS_SECONDS = 30.0
 FIRST_PORT, LAST_PORT = 10_000, 19_999  # above the daemons' own, Slurm's among them
@@ -23,8 +23,7 @@ _GIVEN_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")  # from which Linu
 SchedulerKind = Literal["slurm", "local", "foreground"]
 
 
-@dataclass(frozen=True)
-class Allocation:
+class Allocation(Record):
     """One attempt's allocation. `job_id` is the scheduler's own number of this task, unique among attempts."""
 
     kind: SchedulerKind

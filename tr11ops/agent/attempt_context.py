@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Protocol
+
+from msgspec import field
 
 from tr11ops.agent.allocation import Allocation
 from tr11ops.agent.job_watch import JobWatch
 from tr11ops.agent.peers import Peers
 from tr11ops.agent.relaunch import AllocationState
 from tr11ops.agent.step import LineTee
+from tr11ops.base.errors import SchedulerError
 from tr11ops.base.observed import Unknown, observed
-from tr11ops.cluster.base import Job, JobState, Scheduler, SchedulerError
+from tr11ops.cluster.base import Job, JobState, Scheduler
 from tr11ops.cluster.node_states import StateAnswer, is_gone, is_silent, may_start
 from tr11ops.queue.queued_jobs import Ordering
 from tr11ops.runcard.card import RunCard
@@ -25,6 +27,7 @@ from tr11ops.rundir.exclusions import read_version
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.rundir.shared_exclusions import SharedWord, read_shared
 from trainer.contract.exit_time import ExitTime
+from trainer.contract.record import Record
 
 LAUNCH_SECONDS = 60.0  # a launch that has less than this cannot do much
 STATES_SECONDS = 5.0  # how long a relaunch waits for the scheduler's word on its nodes
@@ -37,8 +40,7 @@ class StepCodes(Protocol):
         """The highest so far, 128 + n after signal n; None where there is none."""
 
 
-@dataclass(frozen=True)
-class AttemptContext:
+class AttemptContext(Record):
     """Where an attempt runs. Both schedulers are None in the foreground, where nothing waits anywhere.
 
     `states` is asked for the nodes' flags between two launches, so it has to give up within seconds. `ordering` is
@@ -71,8 +73,7 @@ class AttemptContext:
         return self.allocation.kind == "slurm"
 
 
-@dataclass(frozen=True)
-class JobEnd:
+class JobEnd(Record):
     """That a job is over for its own agent, in words; `state` is RUNNING where it has lost its batch host alone."""
 
     state: JobState

@@ -15,10 +15,12 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from msgspec import to_builtins
+from msgspec.structs import replace
 
 from tr11ops import __version__
 from tr11ops.agent.allocation import Allocation, read_allocation
@@ -46,12 +48,12 @@ from trainer.config.card import CardError, Problem
 from trainer.contract.end_marker import EXIT_ERROR, EXIT_FINE, EXIT_REFUSED
 from trainer.contract.files import host_name, write_json
 from trainer.contract.paths import END_MARKER_FILE, EXIT_TIME_FILE, STOP_REQUEST_FILE
+from trainer.contract.record import Record
 from trainer.contract.sharing import share_file
 from trainer.contract.state_file import read_json
 
 
-@dataclass(frozen=True)
-class Gathered:
+class Gathered(Record):
     """The machines that have joined this one, and the stop signals that any of them heard."""
 
     peers: Peers
@@ -225,7 +227,7 @@ def read_resolved(path: Path) -> tuple[dict[str, Any], RunCard]:
 def attempt_record(allocation: Allocation, card: Path, submission: str, code: CodeIdentity) -> dict[str, Any]:
     """What is kept of an attempt as `attempt.json`, beside what has changed since the last one."""
     return {
-        **asdict(allocation), "submission": submission, "card": str(card), "batch_host": host_name(),
+        **to_builtins(allocation), "submission": submission, "card": str(card), "batch_host": host_name(),
         "pid": os.getpid(), "start": time.time(), "python": sys.version.split()[0],
         "versions": software_versions(), "code": code.document(),
     }  # fmt: skip

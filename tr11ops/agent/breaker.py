@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from tr11ops.base.errors import SchedulerError
 from tr11ops.base.observed import Unknown, observed
 from tr11ops.base.units import counted
-from tr11ops.cluster.base import JobState, Scheduler, SchedulerError
+from tr11ops.cluster.base import JobState, Scheduler
 from tr11ops.observe.files import read_details
 from tr11ops.rundir.attempts import SUPERSEDED, VERDICT_FILE, AttemptVerdict, LaunchRecord
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.checkpoint_names import read_latest
 from trainer.contract.paths import RunPaths
+from trainer.contract.record import Record
 
 NO_VERDICT = "it ended without a word"
 TIMED_OUT = "it was killed at its time limit"
@@ -29,8 +30,7 @@ WANTED = frozenset({JobState.CANCELLED, JobState.PREEMPTED, JobState.PENDING})
 ATTEMPTS_LOOKED_AT = 30
 
 
-@dataclass(frozen=True)
-class Burned:
+class Burned(Record):
     """An attempt that failed without any progress."""
 
     job_id: str

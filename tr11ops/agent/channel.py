@@ -17,24 +17,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from tr11ops.base.errors import ChannelBusy, ChannelLost, ChannelRefused
+
 PROTOCOL = 1
 GREETING_SECONDS = 20.0
 ALIVE_SECONDS = 3.0  # between two signs of life
 SILENCE_SECONDS = 30.0  # after so long without a word the other side is lost
 LARGEST_GREETING = 4 << 20  # bytes: it holds a card
 LARGEST_LINE = 64 << 20
-
-
-class ChannelLost(ConnectionError):
-    """The other side is gone, or is none of ours. The text says why."""
-
-
-class ChannelBusy(ChannelLost):
-    """The other side cannot take us now: it may later."""
-
-
-class ChannelRefused(ChannelLost):
-    """The other side has judged what we are, and would again."""
 
 
 class Channel:

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import field
 
 from tr11ops.cluster.hostlist import compress
 from tr11ops.diagnose.attribution.evidence import NodeReport
 from tr11ops.health.everywhere import fails_everywhere
 from tr11ops.rundir.exclusion import Exclusion
+from trainer.contract.record import Record
 
 _CONDEMNED = re.compile(r"\S+: health check (?P<check>.+?): ")
 
 
-@dataclass(frozen=True)
-class LaunchChecks:
+class LaunchChecks(Record):
     """What the health checks said of the nodes of one launch. `start`: of the launch, seconds since the epoch.
 
     `failed` and `passed` are nodes by check, for each check that failed anywhere. `left_out`: checks that were not run,
@@ -32,8 +33,7 @@ class LaunchChecks:
     is_known: bool = True
 
 
-@dataclass(frozen=True)
-class FailingCheck:
+class FailingCheck(Record):
     """A check that fails everywhere: on these nodes, since (seconds since the epoch). `passed` it have few or none."""
 
     name: str

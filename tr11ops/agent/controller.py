@@ -9,10 +9,11 @@ import json
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
 from datetime import datetime
 from itertools import takewhile
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from tr11ops.agent.allocation import free_port, master_address
 from tr11ops.agent.attempt_context import AttemptContext, AttemptObservations, JobEnd
@@ -95,6 +96,7 @@ from tr11ops.rundir.exclusion import Exclusion, NodeStanding
 from tr11ops.rundir.exclusions import Version, read_version
 from tr11ops.rundir.node_standing import after_attribution, family, is_broad
 from trainer.contract.attempt import request_stop
+from trainer.contract.documents import document
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.files import host_name, write_json
 from trainer.contract.paths import STOP_REQUEST_FILE
@@ -630,7 +632,7 @@ class Controller:
             time=time.time(), host=host_name(), job_id=self._job_id, launch=len(self._outcomes),
         )  # fmt: skip
         try:
-            write_json(self._paths.end_marker(self._job_id), asdict(marker))
+            write_json(self._paths.end_marker(self._job_id), document(marker))
         except OSError as error:
             self._tee.line(f"tr11: the end marker cannot be written: {error}")
         return marker

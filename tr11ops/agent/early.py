@@ -12,7 +12,6 @@ import re
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
@@ -29,6 +28,7 @@ from tr11ops.diagnose.attribution.attributors import signature
 from tr11ops.diagnose.attribution.evidence import Attribution, Kind
 from tr11ops.launch.software import identify_code
 from trainer.contract.files import write_json
+from trainer.contract.record import Record
 
 What = Literal["setup", "late", "agent", "node", "unmounted"]
 LINES_KEPT = 10
@@ -37,8 +37,7 @@ _OWN = re.compile(r"^(tr11: |START TIME: )|: line \d+: +\d+ .*start_agent")  # t
 _ERROR = re.compile(r"error|not found|no such|cannot|denied|failed", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class EarlyEnd:
+class EarlyEnd(Record):
     """How far an attempt came.
 
     `what`: its set-up failed (`setup`), had not ended in time (`late`); it had ended and the agent did not begin

@@ -5,11 +5,11 @@ from __future__ import annotations
 import signal
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from tr11ops.diagnose.attribution.records import read_marker
 from trainer.contract.files import write_json
+from trainer.contract.record import Record
 from trainer.contract.state_file import read_json
 
 
@@ -40,8 +40,7 @@ def keep_launchers_word(attempt: Path, launch: int, host: str, error: str) -> No
     write_json(attempt / "failures" / f"launcher-{host}.json", value)
 
 
-@dataclass(frozen=True)
-class Death:
+class Death(Record):
     """A process that signal `number` ended, so that it cannot tell of it itself. `rank`: of a worker, else None."""
 
     what: str

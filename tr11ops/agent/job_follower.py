@@ -10,7 +10,8 @@ from tr11ops.agent.attempt_context import AttemptContext, AttemptObservations, J
 from tr11ops.agent.breaker import fault_of_end
 from tr11ops.agent.mitigation import Mitigation
 from tr11ops.agent.step import LineTee
-from tr11ops.cluster.base import Job, JobState, SchedulerError
+from tr11ops.base.errors import SchedulerError
+from tr11ops.cluster.base import Job, JobState
 from tr11ops.diagnose.attribution.evidence import Attribution, Kind
 from trainer.contract.attempt import request_stop
 from trainer.contract.exit_time import ExitTime

@@ -10,7 +10,8 @@ import threading
 import time
 from typing import Protocol
 
-from tr11ops.cluster.base import Job, SchedulerError
+from tr11ops.base.errors import SchedulerError
+from tr11ops.cluster.base import Job
 
 LOOK_SECONDS = 30.0  # one small call: who shortens a limit to a minute must be heard in time
 NEAR_SECONDS = 120.0  # from so long before the trainer leaves on, a longer limit may come at any moment

@@ -17,27 +17,27 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from tr11ops.agent.channel import Channel, ChannelBusy, ChannelLost, ChannelRefused, greet
+from tr11ops.agent.channel import Channel, greet
 from tr11ops.agent.rendezvous import Rendezvous
 from tr11ops.agent.step import WorkerLaunch
+from tr11ops.base.errors import ChannelBusy, ChannelLost, ChannelRefused
 from tr11ops.base.processes import CONTROLLER_VARIABLE, adopt_orphans, end_descendants
 from tr11ops.base.units import duration
 from tr11ops.rundir.meeting import meeting_file, read_meeting_key
 from trainer.contract.attempt import STOP_SIGNALS
 from trainer.contract.end_marker import EXIT_ERROR, EXIT_FINE, EXIT_REFUSED
 from trainer.contract.paths import RunPaths
+from trainer.contract.record import Record
 
 RETRY_SECONDS = 1.0
 LOOK_SECONDS = 0.1
 END_SECONDS = 5.0  # between TERM and KILL, where node 0 is gone
 
 
-@dataclass(frozen=True)
-class Joining:
+class Joining(Record):
     """Where to join and as whom. `hello`: what node 0 compares; `environment`: of the agent and its workers.
 
     `until_finished`: exit status 1 where this node leaves before there was anything to do, as there still is.

@@ -9,17 +9,19 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from tr11ops.agent.breaker import attempts_before
 from tr11ops.agent.check_faults import FailingCheck, acquitted
 from tr11ops.agent.recurrence import NodeFault, innocent
 from tr11ops.agent.step import LineTee
+from tr11ops.base.errors import SchedulerError
 from tr11ops.base.observed import cause
 from tr11ops.base.units import counted
-from tr11ops.cluster.base import JobState, Scheduler, SchedulerError
+from tr11ops.cluster.base import JobState, Scheduler
 from tr11ops.cluster.hostlist import compress
 from tr11ops.diagnose.attribution.evidence import Attribution, Kind
 from tr11ops.nodes.leave_out import why_not_leave_out
@@ -47,10 +49,10 @@ from tr11ops.rundir.node_standing import after_good_use, family, is_trial
 from tr11ops.rundir.paths import RunDirectory, Submission
 from tr11ops.rundir.shared_exclusions import publish
 from trainer.contract.end_marker import EXIT_FINE
+from trainer.contract.record import Record
 
 
-@dataclass(frozen=True)
-class ActingAttempt:
+class ActingAttempt(Record):
     """The attempt that acts. `partition` is the scheduler's name of where it runs, "" where it does not say."""
 
     config: RunCard
@@ -548,8 +550,7 @@ def forbidding_verdict(attempt: ActingAttempt) -> AttemptVerdict | None:
     return None
 
 
-@dataclass(frozen=True)
-class ConcurrentAttempt:
+class ConcurrentAttempt(Record):
     """Another attempt of the same submission, whose job still runs.
 
     `is_zombie`: it has lost its batch host. `seconds_to_wait`: how much longer its trainers must be silent before they

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
@@ -44,9 +44,11 @@ from tr11ops.health.registry import chosen, run_checks
 from tr11ops.health.system import ThisNode
 from tr11ops.rundir.attempts import launch_line
 from trainer.contract.attempt import STOP_SIGNALS, request_stop
+from trainer.contract.documents import document
 from trainer.contract.end_marker import EXIT_ERROR
 from trainer.contract.files import host_name
 from trainer.contract.paths import STOP_REQUEST_FILE
+from trainer.contract.record import Record
 from trainer.contract.sharing import make_shared, open_shared
 
 QUIT_SECONDS = 60.0  # at the latest: a trainer that wrote its end marker must be gone within this time
@@ -60,8 +62,7 @@ _SIGNAL = re.compile(r"^ended by (SIG[A-Z0-9]+)$")
 _FAILING = re.compile(rb"closing signal SIG|failed \(exitcode: ")  # its first words after a worker has failed
 
 
-@dataclass(frozen=True)
-class NodeTask:
+class NodeTask(Record):
     """What this node has to run. `attempt` is the folder `state/attempts/JOBID`.
 
     `controller_time` is when the batch controller started the launch, by its clock, in seconds since the epoch.
@@ -144,7 +145,7 @@ def run(task: NodeTask) -> int:
     settings = NodeSettings.read(task.card)
     record = NodeRecord(task.attempt, task.node_rank, task.launch)
     results = check_node(task, settings)
-    record.write(checks=[asdict(entry) for entry in results])
+    record.write(checks=[document(entry) for entry in results])
     if _report(results) is CheckOutcome.BAD:
         _wait_for_others(task, course)
         record.write(end=time.time(), exit_status=EXIT_BAD_NODE)

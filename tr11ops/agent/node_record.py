@@ -6,19 +6,19 @@ import ipaddress
 import os
 import socket
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from trainer.contract.documents import record_of
 from trainer.contract.end_marker import EXIT_ERROR
 from trainer.contract.files import host_name, write_json
+from trainer.contract.record import Record
 from trainer.contract.state_file import read_json
 
 
-@dataclass(frozen=True)
-class NodeSettings:
+class NodeSettings(Record):
     """What the agent itself needs of the run card. The defaults hold where it cannot be read: `fault` says why."""
 
     gpus: int = 0
@@ -34,15 +34,9 @@ class NodeSettings:
         """From the resolved card: plain JSON, because building a RunCard would take longer than all checks together."""
         try:
             value = read_json(card) or {}
-            resilience = value.get("resilience", {})
-            return cls(
-                gpus=int(value["slurm"]["gpus_per_node"]),
-                tensor=int(value.get("parallel", {}).get("tensor", 1)),
-                check_scripts=tuple(resilience.get("check_scripts", ())),
-                skip_checks=tuple(resilience.get("skip_checks", ())),
-                check_seconds=float(resilience.get("check_seconds", cls.check_seconds)),
-                end_within_seconds=float(resilience.get("end_within_seconds", cls.end_within_seconds)),
-            )
+            tensor = value.get("parallel", {}).get("tensor", 1)
+            gpus = value["slurm"]["gpus_per_node"]
+            return record_of(cls, {**value.get("resilience", {}), "tensor": tensor, "gpus": gpus})
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             return cls(fault=f"its health settings cannot be read: {error}")
 

@@ -14,25 +14,27 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from tr11ops.agent.channel import Channel, ChannelLost, Greeting
+from tr11ops.agent.channel import Channel, Greeting
 from tr11ops.agent.rendezvous import Rendezvous
 from tr11ops.agent.step import WorkerLaunch
+from tr11ops.base.errors import ChannelLost
 from tr11ops.base.redact import one_line
 from tr11ops.base.units import counted, duration
 from tr11ops.runcard.differences import differences
+from trainer.contract.documents import document
 from trainer.contract.files import write_json
+from trainer.contract.record import Record
 
 EXIT_LOST = 255  # of an agent whose machine is gone
 LOOK_SECONDS = 0.1
 ANSWER_SECONDS = 10.0  # beyond its grace, for a node that was told to end its workers
 
 
-@dataclass(frozen=True)
-class Newcomer:
+class Newcomer(Record):
     """What a node says of itself. `card`: as it read it, resolved."""
 
     nodes: int
@@ -282,7 +284,7 @@ class Peers:
     # ------------------------------------------------------------------ a launch
     def start(self, launch: WorkerLaunch) -> list[RemoteAgent]:
         """Start this launch's agent on every other machine, in the order of their ranks."""
-        words = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(launch).items()}
+        words = {name: str(value) if isinstance(value, Path) else value for name, value in document(launch).items()}
         started = []
         for _, node in sorted(self._nodes.items()):
             node.agent, node.launch = RemoteAgent(node.channel), launch

@@ -9,12 +9,14 @@ A node that was only suspected goes a step further each time it is suspected aga
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
+
+from msgspec.structs import replace
 
 from tr11ops.diagnose.attribution.evidence import Attribution, Kind
 from tr11ops.rundir.exclusion import Exclusion, NodeStanding
 from tr11ops.rundir.node_standing import GOOD_SECONDS, family
+from trainer.contract.record import Record
 
 NEAR = 1  # iterations: the step in which a rank dies is logged, or just not
 ENOUGH, ENOUGH_BEFORE_A_STEP = 2, 3  # nodes; two may die alike side by side before a step is done, three hardly do
@@ -24,8 +26,7 @@ ALMOST_SURE = 0.8
 _MAY_BE_CHECKPOINTS = frozenset({Kind.UNKNOWN, Kind.NUMERICS, Kind.SOFTWARE})
 
 
-@dataclass(frozen=True)
-class NodeFault:
+class NodeFault(Record):
     """A launch whose fault showed itself on nodes, or on none. `fault` names what happened, and to which rank, free of
     hosts.
 
@@ -91,8 +92,7 @@ def of_software(found: Attribution, last: NodeFault, others: Sequence[NodeFault]
     )
 
 
-@dataclass(frozen=True)
-class GoodUse:
+class GoodUse(Record):
     """Training that added something on these nodes. `start`: of the launch, seconds since the epoch."""
 
     nodes: tuple[str, ...]
@@ -160,8 +160,7 @@ def of_trial(found: Attribution, nodes: Sequence[str], left_out: Sequence[Exclus
     )
 
 
-@dataclass(frozen=True)
-class Repetition:
+class Repetition(Record):
     """How many launches in a row one fault has ended at one step, and the checkpoints that they began from.
 
     `began_at`: newest launch first; None where one began from no checkpoint.

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from typing import TypeAlias
+
+from msgspec.structs import replace
 
 from tr11ops.diagnose.attribution.evidence import Kind
 from tr11ops.diagnose.attribution.restart import MOST_AT_ONE_STEP
 from tr11ops.diagnose.signature import Restart
 from tr11ops.rundir.node_standing import is_broad
+from trainer.contract.record import Record
 
 # suspects give way to a spare at once
 _SWAPPED = frozenset({Kind.NODE, Kind.PORT})
 
 
-@dataclass(frozen=True)
-class FailedLaunch:
+class FailedLaunch(Record):
     """One launch that failed, as far as the next decision needs it. `progress`: it added an iteration or checkpoint.
 
     `checks`: the health checks on which alone its blame rests. `failing_checks`: those that proved to fail everywhere.
@@ -45,16 +46,14 @@ class FailedLaunch:
     avoided: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class RelaunchBudget:
+class RelaunchBudget(Record):
     """Most launches in one allocation, and most in a row that come to nothing new."""
 
     launches: int
     without_progress: int
 
 
-@dataclass(frozen=True)
-class AllocationState:
+class AllocationState(Record):
     """The allocation now.
 
     `usable` are its nodes that may be started on, in the allocation's order; `reluctant` those of them to be used only
@@ -72,23 +71,20 @@ class AllocationState:
     may_reuse: bool = False
 
 
-@dataclass(frozen=True)
-class Relaunch:
+class Relaunch(Record):
     """Start again at once, on these nodes."""
 
     nodes: tuple[str, ...]
     why: str
 
 
-@dataclass(frozen=True)
-class EndTask:
+class EndTask(Record):
     """Give the allocation back; the next task may go on elsewhere."""
 
     why: str
 
 
-@dataclass(frozen=True)
-class Stop:
+class Stop(Record):
     """End, and let nothing of this run start before a person has looked."""
 
     why: str

@@ -7,7 +7,9 @@ Containers and cloud launchers set MASTER_ADDR, MASTER_PORT, NNODES and NODE_RAN
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from tr11ops.base.errors import RendezvousError
+from trainer.contract.record import Record
 
 MEANT = ("MASTER_ADDR", "MASTER_PORT", "NNODES", "NODE_RANK")  # one of these alone means the whole environment
 COUNTS = ("NNODES", "WORLD_SIZE")
@@ -15,12 +17,7 @@ RANKS = ("NODE_RANK", "JOB_COMPLETION_INDEX", "RANK")
 LARGEST_COUNT = 100_000
 
 
-class RendezvousError(ValueError):
-    """The options or the environment do not name a node. One line: what, the rule, the fix."""
-
-
-@dataclass(frozen=True)
-class Rendezvous:
+class Rendezvous(Record):
     """Node `rank` of `nodes`; node 0 listens at `host`:`port`."""
 
     nodes: int

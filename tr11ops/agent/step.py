@@ -28,6 +28,7 @@ from tr11ops.runcard.containers import ContainerSection
 from trainer.contract.attempt import request_stop
 from trainer.contract.files import host_name
 from trainer.contract.paths import STOP_REQUEST_FILE
+from trainer.contract.record import Record
 from trainer.contract.sharing import make_shared, open_shared
 
 DONE_GRACE_SECONDS = 5.0  # how long the other nodes may go on when one has failed after the trainer's end marker
@@ -36,8 +37,7 @@ MOST_LINES = 400  # of srun, kept for the attribution: two for each node of the 
 _WORKER = re.compile(rb"^tr11: worker (\d+) \(process \d+\) failed: exit status (\d+)")
 
 
-@dataclass(frozen=True)
-class WorkerLaunch:
+class WorkerLaunch(Record):
     """One start of the workers on a set of nodes."""
 
     number: int
@@ -199,8 +199,7 @@ class LaunchWatch:
             self.sign()
 
 
-@dataclass(frozen=True)
-class LaunchResult:
+class LaunchResult(Record):
     """How a launch ended: the highest exit status of its nodes, and when (seconds since the epoch)."""
 
     status: int

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from tr11ops.agent.check_faults import LaunchChecks
 from tr11ops.agent.recurrence import GoodUse, NodeFault
@@ -15,10 +16,10 @@ from tr11ops.diagnose.attribution.records import read_objects
 from tr11ops.observe.files import read_steps
 from tr11ops.rundir.attempts import LaunchRecord, label_in
 from trainer.contract.paths import RunPaths, newest_step
+from trainer.contract.record import Record
 
 
-@dataclass(frozen=True)
-class TrainingProgress:
+class TrainingProgress(Record):
     """How far a training has come: the highest iteration in its log, and the step that `latest` names."""
 
     iteration: int | None

@@ -4,11 +4,13 @@ it."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from tr11ops.alerts.incidents import ACKNOWLEDGED, ASSIGNED, RESOLVED, SNOOZED
 from tr11ops.alerts.mail_text.shared import clean
 from tr11ops.alerts.state import Alert, AlertState, event_of
+from tr11ops.base.errors import NoSuchAlert
 from tr11ops.base.moments import span_seconds
 
 Change = Callable[[Alert, float], Alert]
@@ -17,10 +19,6 @@ LONGEST_WHO = 100
 LONGEST_WHY = 300
 SHORTEST_PREFIX = 3
 LONGEST_SNOOZE = 90 * 86_400.0
-
-
-class NoSuchAlert(ValueError):
-    """A fingerprint that names no alert, or several. The text is for the person who typed it."""
 
 
 def resolve_prefix(alert_state: AlertState, typed: str) -> Alert:

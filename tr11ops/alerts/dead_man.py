@@ -5,15 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from tr11ops.alerts.secret_file import secret_lines, shown
-from tr11ops.base.deadline import Late, within
-from tr11ops.base.private_file import PrivateFileError
+from tr11ops.base.deadline import within
+from tr11ops.base.errors import Late, PrivateFileError
 
 TIMEOUT_SECONDS = 5.0
 
 
 def ping(path: Path, timeout: float = TIMEOUT_SECONDS) -> str:
     """Fetch the URL in `path`; "" when the service took it, else what went wrong, without the URL."""
-    from tr11ops.base.http import NetworkError, get
+    from tr11ops.base.errors import NetworkError
+    from tr11ops.base.http import get
 
     try:
         urls = secret_lines(path)

@@ -35,7 +35,7 @@ class MessageGroup(Record):
 
 def grouped(parts: Iterable[MessagePart]) -> tuple[MessageGroup, ...]:
     """The messages of one look, the critical ones first. The delivery URLs are told all, each part once."""
-    ordered = sorted(parts, key=lambda part: (-part.alert.severity, _ORDER.index(part.kind), part.alert.began))
+    ordered = sorted(parts, key=lambda part: (-part.alert.severity.rank, _ORDER.index(part.kind), part.alert.began))
     bundles: dict[tuple[str, ...], list[MessagePart]] = {}
     for part in ordered:
         bundles.setdefault(_bundle_of(part), []).append(part)

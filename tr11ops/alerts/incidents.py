@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from tr11ops.alerts.fingerprint import fingerprint
 from tr11ops.alerts.mail_text.shared import clean

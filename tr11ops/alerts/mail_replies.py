@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from email import message_from_bytes
 from email.message import EmailMessage
 from email.policy import default
 from email.utils import parseaddr
 
+from msgspec.structs import replace
+
 from tr11ops.alerts.changes import Change, acknowledge, apply, seconds_of, snooze
 from tr11ops.alerts.mail_text.shared import clean
 from tr11ops.alerts.policy import Policy
 from tr11ops.alerts.state import Alert, AlertState
+from trainer.contract.record import Record
 
 DEFAULT_SNOOZE = "2h"
 MOST_ANSWERED = 500  # Message-IDs of replies that were heeded
@@ -22,8 +24,7 @@ _TAG = re.compile(r"<[^>]*>")
 _BREAK = re.compile(r"(?i)<(?:br|/p|/div)[^>]*>")
 
 
-@dataclass(frozen=True)
-class MailReply:
+class MailReply(Record):
     """One reply. `answers` are the Message-IDs that it names, the one that it answers first; `line` is its first."""
 
     identity: str

@@ -27,6 +27,7 @@ from tr11ops.alerts.state import Message
 from tr11ops.base.deadline import within
 from tr11ops.base.observed import cause
 from tr11ops.base.units import duration
+from trainer.contract.record import Record
 
 TIMEOUT_SECONDS = 10.0
 DEADLINE_SECONDS = 30.0
@@ -34,8 +35,7 @@ LATE_SECONDS = 600.0
 _ADDRESS = re.compile(r"[!#-'*+./0-9=?A-Z^_`a-z{|}~-]+@[A-Za-z0-9._-]+")
 
 
-@dataclass(frozen=True)
-class MailRoute:
+class MailRoute(Record):
     """One mail server. `known` are the addresses that the card names: others that it refuses are given up.
 
     `clock` tells how late a mail is. `timeout` is that of one answer, `deadline` that of a whole mail, in seconds.

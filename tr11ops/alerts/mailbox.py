@@ -10,15 +10,15 @@ import imaplib
 import re
 import socket
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tr11ops.alerts.secret_file import secret_lines
 from tr11ops.base.deadline import within
-from tr11ops.base.private_file import PrivateFileError
+from tr11ops.base.errors import MailboxError, PrivateFileError
 from tr11ops.base.redact import one_line
+from trainer.contract.record import Record
 
 if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard
@@ -32,20 +32,14 @@ _UID = re.compile(rb"\bUID (\d+)")
 _ODDITIES = (OSError, ValueError, LookupError, AttributeError, TypeError, imaplib.IMAP4.error)
 
 
-@dataclass(frozen=True)
-class Inbox:
+class Inbox(Record):
     """What a reading found: mails as bytes, oldest first, and up to where the mailbox was read (UIDVALIDITY, UID)."""
 
     mails: tuple[bytes, ...] = ()
     seen: tuple[int, int] | None = None
 
 
-class MailboxError(OSError):
-    """The mailbox could not be read. The text says which and why, and holds no secret."""
-
-
-@dataclass(frozen=True)
-class Mailbox:
+class Mailbox(Record):
     """One mailbox. `credentials` is a private file with two lines, user and password. Times in seconds."""
 
     host: str

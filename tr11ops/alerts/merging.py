@@ -3,7 +3,7 @@ Pure."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from tr11ops.alerts.state import CLOSED_KEPT, Alert, AlertState, incident_of
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from tr11ops.alerts.grouping import MessagePart, grouped
 from tr11ops.alerts.incidents import WATCHDOG, is_worth_a_message

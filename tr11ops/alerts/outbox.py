@@ -19,9 +19,10 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
+
+from msgspec.structs import replace
 
 from tr11ops.alerts.mail_text.alert import is_alarm
 from tr11ops.alerts.state import Message
@@ -30,6 +31,7 @@ from tr11ops.base.newer import newer_schema
 from tr11ops.base.observed import cause
 from tr11ops.base.retry import RetryPolicy
 from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.documents import document
 from trainer.contract.files import write_atomically, write_beside, write_json
 from trainer.contract.numbered_files import NumberedFiles
 from trainer.contract.record import Record
@@ -319,8 +321,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def _values(entry: OutboxEntry) -> dict[str, Any]:
-    message = {**asdict(entry.message), "severity": entry.message.severity.name}
-    return {"schema": SCHEMA, **asdict(entry), "message": message}
+    return {"schema": SCHEMA, **document(entry)}
 
 
 def _text(entry: OutboxEntry) -> str:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from tr11ops.alerts.changes import Change, apply, resolve_prefix
 from tr11ops.alerts.grouping import MessagePart
 from tr11ops.alerts.mail_route import is_address
 from tr11ops.alerts.mail_text.alert import alert_message
 from tr11ops.alerts.mail_text.daily_summary import digest, digest_message, trial_message
-from tr11ops.alerts.mailbox import Mailbox, MailboxError, mailbox_of
+from tr11ops.alerts.mailbox import Mailbox, mailbox_of
 from tr11ops.alerts.merging import merged
 from tr11ops.alerts.notify import digest_readers, tell, told
 from tr11ops.alerts.outbox import OutboxEntry
@@ -22,9 +23,11 @@ from tr11ops.alerts.situation import RunSituation
 from tr11ops.alerts.state import Alert, AlertState, Message
 from tr11ops.alerts.store import commit, read_alert_state
 from tr11ops.alerts.url_route import UrlRoute
+from tr11ops.base.errors import MailboxError
 from tr11ops.base.observed import cause, known
 from tr11ops.rundir.fallback import fallback_of
 from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.record import Record
 
 if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard
@@ -32,8 +35,7 @@ if TYPE_CHECKING:
 PERSON_SECONDS = 15.0  # while someone waits at the prompt
 
 
-@dataclass(frozen=True)
-class PersonalChange:
+class PersonalChange(Record):
     """What a person asks for: `fingerprint` may be the beginning of one."""
 
     fingerprint: str

@@ -14,7 +14,6 @@ import stat
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from tr11ops.alerts.mail_text.shared import clean
 from tr11ops.alerts.state import AlertState
 from tr11ops.alerts.store import alerts_folder
 from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.record import Record
 from trainer.contract.sharing import make_shared
 
 LARGEST_BYTES = 64 << 10
@@ -39,8 +39,7 @@ MOST_AT_ONCE = 200
 SETTLED_SECONDS = 120.0  # a younger file that makes no sense may be still on its way
 
 
-@dataclass(frozen=True)
-class Reply:
+class Reply(Record):
     """One file: what it asks for, or why it asks for nothing (`fault`). `name` is the file's, `who` its author."""
 
     name: str

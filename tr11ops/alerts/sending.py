@@ -4,9 +4,10 @@ servers."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from tr11ops.alerts.incidents import WATCHDOG
 from tr11ops.alerts.mail_route import MailRoute
@@ -19,6 +20,7 @@ from tr11ops.base.observed import cause
 from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.files import host_name
+from trainer.contract.record import Record
 
 if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard
@@ -93,8 +95,7 @@ def routes_of(message: Message, policy: Policy) -> tuple[str, ...]:
 
 
 # ----------------------------------------------------------------------------- sending
-@dataclass(frozen=True)
-class ClosedRoute:
+class ClosedRoute(Record):
     """Where the card names no delivery URLs any more, messages for them are given up."""
 
     name: str = "urls"

@@ -12,14 +12,16 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import field
+from msgspec.structs import replace
 
 from tr11ops.alerts import dead_man
 from tr11ops.alerts.incidents import WATCHDOG, look
 from tr11ops.alerts.mail_replies import apply_mails
-from tr11ops.alerts.mailbox import Inbox, MailboxError, mailbox_of
+from tr11ops.alerts.mailbox import Inbox, mailbox_of
 from tr11ops.alerts.merging import merged
 from tr11ops.alerts.notify import tell
 from tr11ops.alerts.outbox import OutboxEntry, queue, waiting_entries
@@ -29,13 +31,15 @@ from tr11ops.alerts.replies import Reply, apply_replies, put_away, read_replies
 from tr11ops.alerts.sending import SENT, about, flush, policy_for, routes, routes_of, send_waiting
 from tr11ops.alerts.situation import RunSituation, watchdog_says
 from tr11ops.alerts.state import Alert, AlertEvent, AlertState, Message, UndeliveredMessages, stamp
-from tr11ops.alerts.store import NewerSchema, alerts_folder, commit, read_alert_state
+from tr11ops.alerts.store import alerts_folder, commit, read_alert_state
+from tr11ops.base.errors import MailboxError, NewerSchema
 from tr11ops.base.observed import Unknown, cause, known
 from tr11ops.base.observed import observed as read_observed
 from tr11ops.detect.finding import Finding
 from tr11ops.detect.registry import DETECTORS
 from tr11ops.rundir.fallback import fallback_of, require_room
 from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.record import Record
 
 if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard
@@ -43,8 +47,7 @@ if TYPE_CHECKING:
 DELIVERY_SECONDS = 60.0  # of one look; what is left then waits for the next
 
 
-@dataclass(frozen=True)
-class AlertOutcome:
+class AlertOutcome(Record):
     """What one look did. `messages` were called for by this look; `suppressed`: they were not sent, as asked.
 
     `sent` counts deliveries, also of older messages. `notes` are one line each: what went wrong, and what is unusual.
@@ -108,8 +111,7 @@ def process_some(
     return process(directory, card, findings, everybody, observed=False, now=now, typed=typed)
 
 
-@dataclass(frozen=True)
-class AlertInput:
+class AlertInput(Record):
     """What one look found at `time`, who could not judge, whether anything was seen, and how the run is doing."""
 
     found: tuple[Finding, ...]

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from tr11ops.detect.finding import Severity
 from trainer.contract.record import Record
@@ -240,7 +241,7 @@ class AlertState(Record):
     def open_alerts(self) -> tuple[Alert, ...]:
         """The open ones: the most severe first, then the oldest."""
         found = (alert for alert in self.alerts if alert.is_open)
-        return tuple(sorted(found, key=lambda alert: (-alert.severity, alert.began, alert.fingerprint)))
+        return tuple(sorted(found, key=lambda alert: (-alert.severity.rank, alert.began, alert.fingerprint)))
 
     def find(self, fingerprint: str) -> Alert | None:
         return next((alert for alert in self.alerts if alert.fingerprint == fingerprint), None)

@@ -9,26 +9,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from msgspec.structs import fields, replace
+
 from tr11ops.alerts.state import Alert, AlertEvent, AlertState, Consequence, Incident, Message
+from tr11ops.base.errors import NewerSchema
 from tr11ops.base.newer import newer_schema
 from tr11ops.base.units import number_in
 from tr11ops.detect.finding import Severity
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.rundir.versioned import VersionedFile
+from trainer.contract.documents import document
+from trainer.contract.errors import DamagedFile
 from trainer.contract.record import Record
-from trainer.contract.state_file import DamagedFile, read_text
+from trainer.contract.state_file import read_text
 
 T = TypeVar("T")
 SCHEMA = 1
 VERSIONS_KEPT = 5
-
-
-class NewerSchema(ValueError):
-    """The alert state was written by a newer tr11: it must not be replaced by one that knows less."""
 
 
 class StoredAlerts(Record):
@@ -113,18 +113,8 @@ def _newest(directory: RunDirectory) -> tuple[int, str]:
 
 # ----------------------------------------------------------------------------- text
 def _text(version: StoredAlerts) -> str:
-    value = {"schema": SCHEMA, "version": version.number, **asdict(version.alert_state)}
-    return json.dumps(_plain(value), separators=(",", ":"), ensure_ascii=True) + "\n"
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Severity):
-        return value.name
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
+    value = {"schema": SCHEMA, "version": version.number, **document(version.alert_state)}
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=True) + "\n"
 
 
 def _alert_state(value: Any, place: Path) -> AlertState:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tr11ops.alerts.outbox import DeliveryReport, OutboxEntry
 from tr11ops.alerts.secret_file import secret_lines, shown
 from tr11ops.alerts.state import Message
-from tr11ops.base.deadline import Late, within
-from tr11ops.base.private_file import PrivateFileError
+from tr11ops.base.deadline import within
+from tr11ops.base.errors import Late, PrivateFileError
 from tr11ops.detect.finding import Severity
+from trainer.contract.record import Record
 
 if TYPE_CHECKING:
     import apprise
@@ -23,8 +23,7 @@ TIMEOUT_SECONDS = 10.0
 DEADLINE_SECONDS = 30.0
 
 
-@dataclass(frozen=True)
-class UrlRoute:
+class UrlRoute(Record):
     """Every URL of a file that its owner alone can read. Which of them have a message is kept by their hashes."""
 
     path: Path

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tr11ops.backup.base import Archive, ArchiveError, ArchivePermanentError
+from msgspec.structs import replace
+
+from tr11ops.backup.base import Archive
 from tr11ops.backup.claim import ArchiveLock
 from tr11ops.backup.copying import Format, copy_source, work_bytes
 from tr11ops.backup.data_sets import DataState, DataUnit, data_states, read_unit
@@ -20,7 +21,8 @@ from tr11ops.backup.round_reading import RoundReading
 from tr11ops.backup.round_values import CARDS_ARCHIVES, ArchiveTally, BackupContext, ProgressCallback, RoundRequest
 from tr11ops.backup.source import read_source
 from tr11ops.backup.survey import Survey, bring_in_line, is_well, records_of, survey
-from tr11ops.backup.transfer import CopyError, CopyStopped, SourceDamaged, Transfer
+from tr11ops.backup.transfer import Transfer
+from tr11ops.base.errors import ArchiveError, ArchivePermanentError, CopyError, CopyStopped, SourceDamaged
 from tr11ops.base.observed import cause
 from tr11ops.rundir.checkpoint_damage import note_damage
 from tr11ops.rundir.checkpoint_scan import CheckpointRow, list_rows

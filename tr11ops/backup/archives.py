@@ -6,10 +6,11 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tr11ops.backup.base import Archive, ArchiveError, ArchivePermanentError
+from tr11ops.backup.base import Archive
 from tr11ops.backup.folder import FolderArchive
 from tr11ops.backup.overlap import overlap_fault
-from tr11ops.base.deadline import Late, within
+from tr11ops.base.deadline import within
+from tr11ops.base.errors import ArchiveError, ArchivePermanentError, Late
 from tr11ops.rundir.copies import read_copies
 from tr11ops.rundir.identity import run_id
 from tr11ops.rundir.paths import RunDirectory

@@ -8,28 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from tr11ops.base.retry import RetryPolicy, Unavailable
+from tr11ops.base.retry import RetryPolicy
+from trainer.contract.record import Record
 
 Unread: TypeAlias = Callable[[str, str], object]  # a path inside the archive, and why it could not be looked at
-
-
-class ArchiveError(Exception):
-    """Something is wrong with the destination. The text is one line: what, where, and if known how to repair it."""
-
-
-class ArchiveUnavailable(ArchiveError, Unavailable):
-    """No answer, or one that may be another at the next try; `wait` is what the destination asked for, in seconds."""
-
-
-class ArchivePermanentError(ArchiveError):
-    """Trying again will not help: wrong credentials, no such bucket, a read-only file system."""
-
-
-class ArchiveFull(ArchiveError):
-    """No room or no quota is left."""
 
 
 ARCHIVE_RETRIES = RetryPolicy(tries=8, says_all=True)
@@ -47,8 +31,7 @@ def hidden_name(location: str, identity: str) -> str:
     return f"{folder}/.{name}.partial-{identity[:12]}" if folder else f".{name}.partial-{identity[:12]}"
 
 
-@dataclass(frozen=True)
-class RemoteFile:
+class RemoteFile(Record):
     """One whole file of an archive."""
 
     path: str

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from tr11ops.backup.base import Archive
 from tr11ops.backup.ownership import Owner
 from tr11ops.backup.receipts import list_receipts
-from tr11ops.backup.restore import RestoreError
+from tr11ops.base.errors import RestoreError
 from tr11ops.base.units import iso_time
 from tr11ops.rundir.copies import CHECKPOINT_KINDS, Kind, Receipt
 from tr11ops.rundir.identity import short
+from trainer.contract.record import Record
 
 LEAST_PREFIX = 4
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(Record):
     """One copy of a step. `run_id`: of the run that made it, "" where no one says; `is_ours`: of this run."""
 
     receipt: Receipt

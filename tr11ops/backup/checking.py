@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from tr11ops.backup.source import SourceFile
 from tr11ops.backup.tar_layout import Filler
+from trainer.contract.record import Record
 
 
-@dataclass(frozen=True)
-class PartRange:
+class PartRange(Record):
     """Parts of an item that follow one another, from a byte of it on."""
 
     offset: int

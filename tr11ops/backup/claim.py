@@ -9,17 +9,19 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from types import TracebackType
+
+from msgspec.structs import replace
 
 from tr11ops.rundir.claims import Claim, ClaimFolder, ClaimTaken
 from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.errors import Tr11Error
 
 CLAIM_SECONDS = 1800.0  # how long others on other hosts wait for one that was killed
 RENEW_SECONDS = 120.0
 
 
-class ArchiveLocked(Exception):
+class ArchiveLocked(Tr11Error):
     """Another process copies to this archive now."""
 
     def __init__(self, owner: Claim | None) -> None:

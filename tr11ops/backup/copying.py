@@ -8,25 +8,27 @@ leaves what the next copy of the same checkpoint goes on with.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from tr11ops.backup.base import Archive, ArchivePermanentError, hidden_name
+from msgspec.structs import replace
+
+from tr11ops.backup.base import Archive, hidden_name
 from tr11ops.backup.items import Carrier, Item, check_room
 from tr11ops.backup.receipts import TAR_SUFFIX, read_receipt, write_receipt
 from tr11ops.backup.source import CopySource, read_source
 from tr11ops.backup.tar_layout import offsets, tar_layout
-from tr11ops.backup.transfer import CheckpointChanged, CopyError, Transfer, in_threads
+from tr11ops.backup.transfer import Transfer, in_threads
+from tr11ops.base.errors import ArchivePermanentError, CheckpointChanged, CopyError
 from tr11ops.rundir.copies import CopiedFile, Kind, Receipt
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.files import host_name, now
+from trainer.contract.record import Record
 
 Format: TypeAlias = Literal["files", "tar"]
 
 
-@dataclass(frozen=True)
-class _Destination:
+class _Destination(Record):
     """Where a copy goes. `work`: where its files are put together, `location` or a hidden name beside it.
 
     `receipt`: of the same checkpoint's copy that is there already.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from tr11ops.backup.archive_round import summarise
 from tr11ops.backup.base import Archive

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tr11ops.backup.base import Archive, is_unfinished
 from tr11ops.backup.receipts import list_receipts
 from tr11ops.backup.source import CopySource, SourceFile
-from tr11ops.backup.transfer import CopyError
+from tr11ops.base.errors import CopyError
 from tr11ops.rundir.copies import FOLDERS, CopyRecord, Receipt, digest_of_lines, identity_of_files
 from tr11ops.rundir.datasets import prefixes_of
 from trainer.contract.files import now
+from trainer.contract.record import Record
 
 if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 SUFFIXES = (".bin", ".idx")
 
 
-@dataclass(frozen=True)
-class DataUnit:
+class DataUnit(Record):
     """One data set, the tokenizer, or a list of data sets: `files` below `folder`."""
 
     name: str
@@ -41,8 +40,7 @@ class DataUnit:
         return f"{FOLDERS['data']}/{variant}/{self.name}"
 
 
-@dataclass(frozen=True)
-class DataState:
+class DataState(Record):
     """How one of them stands at one archive. `why`: of a fault, what it is."""
 
     unit: DataUnit

@@ -14,30 +14,29 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
-from tr11ops.backup.base import Archive, ArchiveError
+from tr11ops.backup.base import Archive
 from tr11ops.backup.claim import ArchiveLock
 from tr11ops.backup.damage import note_record
 from tr11ops.backup.ledger import DrillRecord, write_drill
 from tr11ops.backup.receipts import read_receipt, receipt_path
-from tr11ops.backup.restore import CopyDamaged, restore_checkpoint
+from tr11ops.backup.restore import restore_checkpoint
 from tr11ops.backup.round_values import BackupContext
-from tr11ops.backup.transfer import CopyError, CopyStopped
+from tr11ops.base.errors import ArchiveError, CopyDamaged, CopyError, CopyStopped
 from tr11ops.base.observed import cause
 from tr11ops.base.units import duration
 from tr11ops.cron.runner import child_environment
 from tr11ops.rundir.copies import CopyRecord
 from trainer.contract.manifest import Manifest
+from trainer.contract.record import Record
 
 FOLDER = "backup-drill"
 CLAIM = "drill"
 LOAD_SECONDS = 6 * 3600.0
 
 
-@dataclass(frozen=True)
-class LoadResult:
+class LoadResult(Record):
     """Whether what was restored can be loaded, and what was said of it."""
 
     passed: bool

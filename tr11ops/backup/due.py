@@ -7,11 +7,11 @@ identity.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from tr11ops.rundir.checkpoint_scan import CheckpointRow
 from tr11ops.rundir.copies import CopyRecord, Kind
 from tr11ops.rundir.copy_policy import CopyPolicy, WantedCopy, in_order, wanted_copies
+from trainer.contract.record import Record
 
 
 class Due(WantedCopy):
@@ -21,8 +21,7 @@ class Due(WantedCopy):
     repairs: bool = False
 
 
-@dataclass(frozen=True)
-class CopyPlan:
+class CopyPlan(Record):
     """`left` are checkpoints that are not copied anywhere by this plan, each with its reason."""
 
     due: tuple[Due, ...]
@@ -30,12 +29,14 @@ class CopyPlan:
     left: tuple[tuple[int, str], ...]
 
 
-@dataclass(frozen=True)
-class Asked:
+class Asked(Record):
     """What a person asked for instead of what the card wants. No steps: what the card wants, of one kind if given."""
 
     steps: tuple[int, ...] = ()
     kind: Kind | None = None
+
+
+CARD_DECIDES = Asked()
 
 
 def plan_round(
@@ -44,7 +45,7 @@ def plan_round(
     copies: Iterable[CopyRecord],
     last_step: int,
     archives: Sequence[str],
-    asked: Asked = Asked(),
+    asked: Asked = CARD_DECIDES,
 ) -> CopyPlan:
     """The copies that a round makes, in order. `archives`: where it goes; `rows`: what is here."""
     here = {row.step: row for row in rows if is_whole(row)}

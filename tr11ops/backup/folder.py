@@ -18,7 +18,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from tr11ops.backup.base import ArchivePermanentError, ArchiveUnavailable, RemoteFile, Unread, is_unfinished
+from tr11ops.backup.base import RemoteFile, Unread, is_unfinished
 from tr11ops.backup.folder_files import (
     FolderUpload,
     let_go,
@@ -28,6 +28,7 @@ from tr11ops.backup.folder_files import (
     raise_unless_missing,
     translated,
 )
+from tr11ops.base.errors import ArchivePermanentError, ArchiveUnavailable
 from tr11ops.rundir.links import link_unless_taken, sync_folder
 from trainer.contract.state_file import read_json
 

@@ -9,7 +9,8 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tr11ops.backup.base import ArchiveError, ArchiveFull, ArchivePermanentError, ArchiveUnavailable, is_unfinished
+from tr11ops.backup.base import is_unfinished
+from tr11ops.base.errors import ArchiveError, ArchiveFull, ArchivePermanentError, ArchiveUnavailable
 from tr11ops.rundir.links import sync_folder
 from trainer.contract.sharing import share_folder
 

@@ -10,26 +10,19 @@ import hashlib
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
-from tr11ops.backup.base import Archive, ArchiveFull
+from tr11ops.backup.base import Archive
 from tr11ops.backup.checking import Checker, PartRange, stretches_of
 from tr11ops.backup.retried import SharedTransfer
 from tr11ops.backup.source import CopySource, SourceFile
 from tr11ops.backup.tar_layout import Filler
-from tr11ops.backup.transfer import (
-    ByteCounter,
-    CheckpointChanged,
-    CopyDiffers,
-    CopyError,
-    SourceDamaged,
-    Transfer,
-)
+from tr11ops.backup.transfer import ByteCounter, Transfer
+from tr11ops.base.errors import ArchiveFull, CheckpointChanged, CopyDiffers, CopyError, SourceDamaged
 from tr11ops.base.units import size
+from trainer.contract.record import Record
 
 
-@dataclass(frozen=True)
-class Item:
+class Item(Record):
     """One file of the archive, `path` below the copy's place ("" where the copy is one file).
 
     `identity` tells its content from any other's, so that what was left of another is not taken for a part of it.

@@ -10,20 +10,21 @@ The summary's `time` is that of the last success at any archive: absent before t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from tr11ops.base.newer import replace_json
-from tr11ops.base.typed_fields import read_typed
 from tr11ops.rundir.copies import CopyRecord, read_copies
 from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.documents import document, read_record
+from trainer.contract.record import Record
 
 SCHEMA = 1
 
 
-@dataclass(frozen=True)
-class ArchiveState:
+class ArchiveState(Record):
     """One archive as its last round left it. Times in seconds since the epoch, `rate` in bytes a second, read back.
 
     `success`: when a round last did all that it had to do; `fault`: why the last one did not, "" if it did.
@@ -46,8 +47,7 @@ class ArchiveState:
     schema: int = SCHEMA
 
 
-@dataclass(frozen=True)
-class DrillRecord:
+class DrillRecord(Record):
     """One restore that was tried: from where, which step, and what came of it."""
 
     time: float
@@ -72,7 +72,7 @@ def archive_file(directory: RunDirectory, archive: str) -> Path:
 
 def read_archive_state(directory: RunDirectory, archive: str) -> ArchiveState | None:
     """The last round of an archive; None where there was none. Raises OSError, ValueError."""
-    return read_typed(ArchiveState, archive_file(directory, archive), "the record of a round", SCHEMA)
+    return read_record(ArchiveState, archive_file(directory, archive), "the record of a round", SCHEMA)
 
 
 def last_state(directory: RunDirectory, archive: str) -> ArchiveState | None:
@@ -85,7 +85,7 @@ def last_state(directory: RunDirectory, archive: str) -> ArchiveState | None:
 
 def write_archive_state(directory: RunDirectory, state: ArchiveState) -> None:
     """Put a round on record. Raises OSError."""
-    replace_json(archive_file(directory, state.archive), asdict(state), SCHEMA)
+    replace_json(archive_file(directory, state.archive), document(state), SCHEMA)
 
 
 def drill_file(directory: RunDirectory) -> Path:
@@ -95,12 +95,12 @@ def drill_file(directory: RunDirectory) -> Path:
 
 def read_drill(directory: RunDirectory) -> DrillRecord | None:
     """The last drill; None where there was none. Raises OSError, ValueError."""
-    return read_typed(DrillRecord, drill_file(directory), "the record of a drill", SCHEMA)
+    return read_record(DrillRecord, drill_file(directory), "the record of a drill", SCHEMA)
 
 
 def write_drill(directory: RunDirectory, drill: DrillRecord) -> None:
     """Put a drill on record. Raises OSError."""
-    replace_json(drill_file(directory), asdict(drill), SCHEMA)
+    replace_json(drill_file(directory), document(drill), SCHEMA)
 
 
 # ----------------------------------------------------------------------------- the summary

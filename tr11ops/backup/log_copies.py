@@ -12,25 +12,25 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
-from tr11ops.backup.base import Archive, ArchivePermanentError
+from tr11ops.backup.base import Archive
 from tr11ops.backup.reread import differs
 from tr11ops.backup.retried import retried
 from tr11ops.backup.survey import is_well
 from tr11ops.backup.transfer import Transfer
+from tr11ops.base.errors import ArchivePermanentError
 from tr11ops.base.newer import replace_json
 from tr11ops.base.observed import cause
 from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.record import Record
 from trainer.contract.state_file import read_json
 
 SCHEMA = 1
 ATTEMPTS = 3  # to get back what was sent
 
 
-@dataclass(frozen=True)
-class CopiedLog:
+class CopiedLog(Record):
     """One file as it was when it was looked at: what is appended later goes with the next round."""
 
     path: str  # relative to the folder of logs
@@ -38,8 +38,7 @@ class CopiedLog:
     changed: int  # nanoseconds
 
 
-@dataclass(frozen=True)
-class LogCopies:
+class LogCopies(Record):
     """What came of one round: how many files were sent, and those that could not be read here."""
 
     files: int

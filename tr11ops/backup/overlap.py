@@ -12,18 +12,17 @@ import os
 import re
 import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from tr11ops.rundir.paths import nearest_folder
 from trainer.contract.paths import RunPaths
+from trainer.contract.record import Record
 
 MOUNTS = Path("/proc/self/mountinfo")
 _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 
-@dataclass(frozen=True)
-class Mount:
+class Mount(Record):
     """One mounted file system: its device, which folder of it is mounted, and where."""
 
     device: str

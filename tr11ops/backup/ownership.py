@@ -9,20 +9,20 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from typing import Any
 
-from tr11ops.backup.base import Archive, ArchivePermanentError
+from tr11ops.backup.base import Archive
 from tr11ops.backup.folder import MARKER_FILE, MARKER_SCHEMA, marker_text
+from tr11ops.base.errors import ArchivePermanentError
 from tr11ops.rundir.copies import Receipt
 from tr11ops.rundir.identity import short
+from trainer.contract.record import Record
 
 ID_FILE = "tr11-archive-id.json"
 LARGEST_BYTES = 64 << 10
 
 
-@dataclass(frozen=True)
-class Owner:
+class Owner(Record):
     """The run that an archive names; `id` is "" in one that is older than ids and was not adopted."""
 
     run: str

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from typing import Any, get_args
 
-from tr11ops.backup.base import Archive, ArchivePermanentError
-from tr11ops.base.typed_fields import typed_fields
+from tr11ops.backup.base import Archive
+from tr11ops.base.errors import ArchivePermanentError
 from tr11ops.rundir.copies import FOLDERS, RECEIPT_SUFFIX, SCHEMA, CopiedFile, Kind, Receipt
+from trainer.contract.documents import document, record_of
 
 MOST_BYTES = 64 << 20  # 100,000 files with long names have 20 MB
 TAR_SUFFIX = ".tar"
@@ -52,7 +52,7 @@ def write_receipt(archive: Archive, receipt: Receipt) -> None:
 
 def format_receipt(receipt: Receipt) -> bytes:
     """The receipt's file: JSON, one line for each file of the copy."""
-    value = asdict(receipt)
+    value = document(receipt)
     files = ",\n".join(f"  {json.dumps(file, sort_keys=True)}" for file in value.pop("files"))
     rest = json.dumps(value, sort_keys=True)
     return f'{rest[:-1]}, "files": [\n{files}\n]}}\n'.encode()
@@ -72,20 +72,11 @@ def parse_receipt(content: bytes, where: str) -> Receipt:
 
 
 def _parse(value: Mapping[str, Any]) -> Receipt:
-    rest = {name: entry for name, entry in value.items() if name != "files"}
-    return Receipt(**typed_fields(Receipt, rest), files=tuple(_file(entry) for entry in value["files"]))
-
-
-def _file(value: object) -> CopiedFile:
-    if not isinstance(value, dict):
-        raise TypeError(f"{str(value)[:40]!r} is no file of a copy")
-    offset = value.get("offset")
-    file = CopiedFile(
-        str(value["path"]), int(value["bytes"]), str(value["digest"]), None if offset is None else int(offset)
-    )
-    if file.bytes < 0 or (file.offset or 0) < 0:
-        raise ValueError(f"{file.path[:200]!r} has {file.bytes} bytes at {file.offset}")
-    return file
+    receipt = record_of(Receipt, value)
+    for file in receipt.files:
+        if file.bytes < 0 or (file.offset or 0) < 0:
+            raise ValueError(f"{file.path[:200]!r} has {file.bytes} bytes at {file.offset}")
+    return receipt
 
 
 def _read(archive: Archive, path: str) -> Receipt:

@@ -6,8 +6,8 @@ import errno
 import re
 from collections.abc import Mapping
 
-from tr11ops.backup.base import ArchiveError, ArchiveFull, ArchivePermanentError, ArchiveUnavailable
-from tr11ops.base.answers import ForeignAnswer, json_object
+from tr11ops.base.answers import json_object
+from tr11ops.base.errors import ArchiveError, ArchiveFull, ArchivePermanentError, ArchiveUnavailable, ForeignAnswer
 from tr11ops.base.http import may_pass
 from tr11ops.base.redact import one_line
 

@@ -12,9 +12,10 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any
 
-from tr11ops.backup.base import ArchiveError, ArchivePermanentError, ArchiveUnavailable, RemoteFile, Unread, Upload
+from tr11ops.backup.base import RemoteFile, Unread, Upload
 from tr11ops.backup.ownership import RunMarker
 from tr11ops.backup.remote_errors import error_of_exception
+from tr11ops.base.errors import ArchiveError, ArchivePermanentError, ArchiveUnavailable
 
 PARTS = ".tr11-parts"
 PIECE_BYTES = 4 << 20

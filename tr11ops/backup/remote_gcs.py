@@ -11,19 +11,20 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from typing import TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
-from tr11ops.backup.base import ArchiveError, ArchivePermanentError, ArchiveUnavailable, RemoteFile, Unread, Upload
+from tr11ops.backup.base import RemoteFile, Unread, Upload
 from tr11ops.backup.ownership import RunMarker
 from tr11ops.backup.remote_errors import error_of_status, error_of_token, message_of
 from tr11ops.backup.remote_gcs_answers import Listing, ObjectFacts, RewriteState, is_part
 from tr11ops.backup.remote_gcs_upload import PERSISTED, SessionUpload, SmallUpload
 from tr11ops.backup.remote_http import BucketAnswer, BucketClient, Exchange
 from tr11ops.backup.remote_sessions import UploadSession, UploadSessions, session_key
-from tr11ops.base.answers import ForeignAnswer, PageTrail, json_object, record_of
+from tr11ops.base.answers import PageTrail, json_object, record_in
+from tr11ops.base.errors import ArchiveError, ArchivePermanentError, ArchiveUnavailable, ForeignAnswer
 from tr11ops.base.retry_after import wait_of
+from trainer.contract.record import Record
 
 REQUEST_BYTES = 64 << 20
 QUANTUM_BYTES = 256 << 10  # a session takes multiples of this, but for its end
@@ -35,8 +36,7 @@ _ENDED = {404, 410}  # a session that is over
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class BucketAddress:
+class BucketAddress(Record):
     """Where an archive lies: `endpoint` as http(s)://host:port, `prefix` without slashes at its ends.
 
     `who`: which credentials are used, in words; `authorise` adds them to a request; `project` pays, where one must.
@@ -311,7 +311,7 @@ class GcsArchive:
         if answer.status not in {200, 201}:
             raise self._error(answer, path)
         with self._understanding():
-            return record_of(kind, json_object(answer.body))
+            return record_in(kind, json_object(answer.body))
 
     @contextmanager
     def _understanding(self) -> Iterator[None]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any, Literal
 
-from tr11ops.base.answers import ForeignAnswer, record_of
+from tr11ops.base.answers import record_in
+from tr11ops.base.errors import ForeignAnswer
 from trainer.contract.record import Record
 
 _COUNT = re.compile(r"[0-9]{1,18}")  # the JSON of Google's has 64-bit numbers as text
@@ -36,7 +37,7 @@ class Listing(Record):
 
     def objects(self, prefix: str) -> tuple[ObjectFacts, ...]:
         """What is listed, all of it below `prefix`. Raises ForeignAnswer."""
-        found = tuple(record_of(ObjectFacts, item) for item in self.items)
+        found = tuple(record_in(ObjectFacts, item) for item in self.items)
         for one in found:
             if not one.name.startswith(prefix):
                 raise ForeignAnswer("an object of elsewhere")

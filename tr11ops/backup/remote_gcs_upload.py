@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from tr11ops.backup.base import ArchiveUnavailable
 from tr11ops.backup.remote_http import BucketAnswer, Exchange
 from tr11ops.backup.remote_sessions import UploadSession
+from tr11ops.base.errors import ArchiveUnavailable
 
 if TYPE_CHECKING:
     from tr11ops.backup.remote_gcs import GcsArchive

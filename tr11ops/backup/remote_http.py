@@ -16,29 +16,24 @@ import threading
 import urllib.request
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from email.message import Message
 from urllib.parse import unquote, urlsplit
 
-from tr11ops.backup.base import ArchiveError, ArchivePermanentError, ArchiveUnavailable
+from tr11ops.base.errors import ArchiveError, ArchivePermanentError, ArchiveUnavailable, StaleConnection
 from tr11ops.base.http import LARGEST_ANSWER_BYTES
 from tr11ops.base.redact import one_line
+from trainer.contract.record import Record
 
 SLICE_BYTES = 1 << 20
 IDLE_CONNECTIONS = 64  # that are kept
 
 
-@dataclass(frozen=True)
-class BucketAnswer:
+class BucketAnswer(Record):
     """A whole answer."""
 
     status: int
     headers: Message
     body: bytes
-
-
-class StaleConnection(ArchiveUnavailable):
-    """A connection that had served before was closed by the server, without an answer."""
 
 
 class BucketClient:

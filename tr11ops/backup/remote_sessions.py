@@ -12,16 +12,15 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tr11ops.base.private_file import private_text
-from tr11ops.base.typed_fields import typed_fields
+from trainer.contract.documents import document, record_of
 from trainer.contract.files import write_atomically
+from trainer.contract.record import Record
 
 
-@dataclass(frozen=True)
-class UploadSession:
+class UploadSession(Record):
     """One upload that was begun: `target` is the session's path and query at the server. Times since the epoch."""
 
     server: str
@@ -62,7 +61,7 @@ class UploadSessions:
         """Keep a session, replacing an older one of the same upload."""
         with suppress(OSError):  # a home that is full or read-only costs the resumption, not the upload
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_atomically(self._path(session.key), json.dumps(asdict(session)), 0o600)
+            write_atomically(self._path(session.key), json.dumps(document(session)), 0o600)
 
     def forget(self, key: str) -> None:
         """Forget a session: it has ended."""
@@ -82,7 +81,7 @@ class UploadSessions:
 
 def _read(path: Path) -> UploadSession | None:
     try:
-        session = UploadSession(**typed_fields(UploadSession, json.loads(private_text(path))))
+        session = record_of(UploadSession, json.loads(private_text(path)))
     except (ValueError, TypeError, RecursionError):
         return None
     return session if session.target.startswith("/") and session.key == path.stem else None

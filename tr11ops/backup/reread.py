@@ -13,9 +13,10 @@ import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
+
+from msgspec.structs import replace
 
 from tr11ops.backup.base import Archive
 from tr11ops.backup.receipts import file_path
@@ -28,6 +29,7 @@ from tr11ops.base.newer import replace_json
 from tr11ops.rundir.copies import CopiedFile, CopyRecord, Receipt, latest_record, write_copy
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.checkpoint_names import checkpoint_name
+from trainer.contract.record import Record
 from trainer.contract.state_file import read_json
 
 Gaps: TypeAlias = Mapping[str, Sequence[tuple[int, bytes]]]  # by file: where, and what must be there
@@ -35,8 +37,7 @@ SCHEMA = 1
 KEEP_SECONDS = 20.0  # between two writes of what was read
 
 
-@dataclass(frozen=True)
-class RereadFile:
+class RereadFile(Record):
     """One file of one copy, to be read back."""
 
     receipt: Receipt

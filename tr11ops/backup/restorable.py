@@ -16,8 +16,8 @@ from tr11ops.backup.base import Archive
 from tr11ops.backup.candidates import Candidate, candidates, chosen
 from tr11ops.backup.ownership import owner_of
 from tr11ops.backup.receipts import TAR_SUFFIX
-from tr11ops.backup.restore import RestoreError
 from tr11ops.backup.source import OPTIMIZER_PREFIXES
+from tr11ops.base.errors import RestoreError
 from tr11ops.rundir.copies import CHECKPOINT_KINDS, FOLDERS, CopiedFile, Kind, Receipt
 from trainer.contract.checkpoint_names import checkpoint_name, checkpoint_step
 from trainer.contract.paths import MANIFEST_FILE

@@ -17,11 +17,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
-from tr11ops.backup.base import Archive, ArchivePermanentError
+from tr11ops.backup.base import Archive
 from tr11ops.backup.folder_files import make_folders
 from tr11ops.backup.receipts import file_path
 from tr11ops.backup.retried import SharedTransfer
-from tr11ops.backup.transfer import ByteCounter, CopyError, Transfer, in_threads
+from tr11ops.backup.transfer import ByteCounter, Transfer, in_threads
+from tr11ops.base.errors import AlreadyThere, ArchivePermanentError, CopyDamaged, RestoreError
 from tr11ops.rundir.copies import CopiedFile, Receipt
 from tr11ops.rundir.links import sync_folder
 from trainer.contract.checkpoint_names import checkpoint_name
@@ -32,26 +33,6 @@ from trainer.contract.sharing import make_shared, open_shared
 HASH_BYTES = 4 << 20
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _LARGEST_FILE_BYTES = 1 << 53
-
-
-class RestoreError(CopyError):
-    """A checkpoint could not be restored. The text is one line: what, where, why, what to do."""
-
-
-class CopyDamaged(RestoreError):
-    """What an archive holds is not what its receipt says: `path` in the copy, and what is wrong with it (`fault`)."""
-
-    def __init__(self, text: str, path: str, fault: str) -> None:
-        super().__init__(text)
-        self.path, self.fault = path, fault
-
-
-class AlreadyThere(RestoreError):
-    """Another checkpoint, or a damaged one, has the place: `path` is the first file that differs."""
-
-    def __init__(self, text: str, path: str) -> None:
-        super().__init__(text)
-        self.path = path
 
 
 def restore_checkpoint(

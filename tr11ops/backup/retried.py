@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from tr11ops.backup.base import Archive, ArchiveUnavailable, RemoteFile, Unread, Upload
-from tr11ops.backup.transfer import CopyStopped, Transfer
+from msgspec.structs import replace
+
+from tr11ops.backup.base import Archive, RemoteFile, Unread, Upload
+from tr11ops.backup.transfer import Transfer
+from tr11ops.base.errors import ArchiveUnavailable, CopyStopped
 from tr11ops.base.retry import RetryPolicy, retry
 
 T = TypeVar("T")

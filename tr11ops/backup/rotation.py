@@ -8,15 +8,15 @@ next one is taken whatever the share. Pure: moments are arguments, in seconds si
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from trainer.contract.record import Record
 
 DAY_SECONDS = 86_400.0
 PACE = 0.7  # of the time within which all is read by shares alone; the rest is slack for a growing archive
 CLOCK_SECONDS = 600.0  # two machines' clocks may differ by so much
 
 
-@dataclass(frozen=True)
-class StoredFile:
+class StoredFile(Record):
     """One file of a copy. `read`: when it was last read back whole and found right; None: not known."""
 
     location: str

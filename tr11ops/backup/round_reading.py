@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from tr11ops.backup.base import Archive
 from tr11ops.backup.ledger import ArchiveState, last_state

@@ -6,19 +6,24 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
+import msgspec
+from msgspec.structs import replace
+
 from tr11ops.backup.archives import open_archive
-from tr11ops.backup.base import ARCHIVE_RETRIES, Archive, ArchiveUnavailable
+from tr11ops.backup.base import ARCHIVE_RETRIES, Archive
 from tr11ops.backup.due import Asked
 from tr11ops.backup.retried import RetriedArchive
-from tr11ops.backup.transfer import CopyStopped, Transfer
+from tr11ops.backup.transfer import Transfer
+from tr11ops.base.errors import ArchiveUnavailable, CopyStopped
 from tr11ops.base.observed import cause
 from tr11ops.base.retry import RetryPolicy, retry
 from tr11ops.rundir.copies import CopyRecord
 from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.record import Record
 
 if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard
@@ -35,8 +40,7 @@ class ProgressCallback(Protocol):
     def say(self, line: str) -> None: ...
 
 
-@dataclass(frozen=True)
-class BackupContext:
+class BackupContext(Record):
     """Where rounds happen. `watch(what, bytes)` shows progress; `stop`: set it, and the round ends soon."""
 
     card: RunCard
@@ -44,7 +48,7 @@ class BackupContext:
     journal: Journal
     say: Callable[[str], None]
     watch: Callable[[str, int], AbstractContextManager[ProgressCallback]]
-    stop: threading.Event = field(default_factory=threading.Event)
+    stop: threading.Event = msgspec.field(default_factory=threading.Event)
     clock: Callable[[], float] = time.time
     open: Callable[[str, RunCard], Archive] = open_archive
     retries: RetryPolicy = ARCHIVE_RETRIES
@@ -69,12 +73,11 @@ class BackupContext:
         return replace(made, retries=self.retries)
 
 
-@dataclass(frozen=True)
-class RoundRequest:
+class RoundRequest(Record):
     """What a round shall do. `archives`: "store", "url" or addresses; `steps`: of which a re-read alone is asked."""
 
     archives: tuple[str, ...]
-    asked: Asked = field(default_factory=Asked)
+    asked: Asked = msgspec.field(default_factory=Asked)
     copies: bool = True
     logs: bool = True
     reading: Reading = "share"
@@ -113,8 +116,7 @@ class ArchiveTally:
         self.faults.append(f"the run directory: {cause(error)}" if is_nameless else cause(error))
 
 
-@dataclass(frozen=True)
-class RoundResult:
+class RoundResult(Record):
     """All archives' parts. Exit code 0: fine; 1: a person is needed, or it was stopped; 3: an archive is
     unreachable."""
 
@@ -130,8 +132,7 @@ class RoundResult:
         return 0
 
 
-@dataclass(frozen=True)
-class RoundPruning:
+class RoundPruning(Record):
     """The prune after a round: the steps that it removed, their bytes, and why not all was done ("" where it was)."""
 
     steps: tuple[int, ...]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tr11ops.backup.source import read_source
-from tr11ops.backup.transfer import CopyError
+from tr11ops.base.errors import CopyError
 from tr11ops.base.units import duration, size
 from trainer.contract.checkpoint_names import checkpoint_name
+from trainer.contract.documents import document
+from trainer.contract.record import Record
 
 if TYPE_CHECKING:
     from tr11ops.backup.due import CopyPlan, Due
@@ -19,8 +20,7 @@ SCHEMA = 1
 STEPS_NAMED = 8  # in one line
 
 
-@dataclass(frozen=True)
-class Weighed:
+class Weighed(Record):
     """A plan with the bytes of each due copy; `fault`: why one cannot be made, "" when it can."""
 
     plan: CopyPlan
@@ -104,7 +104,7 @@ def value(
         "run": run,
         "variant": variant,
         "due": [
-            {**asdict(copy), "bytes": None if fault else count, "fault": fault or None}
+            {**document(copy), "bytes": None if fault else count, "fault": fault or None}
             for copy, count, fault in weighed.due
         ],
         "copied": [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from tr11ops.backup.due import Due
@@ -11,6 +10,8 @@ from tr11ops.backup.ledger import ArchiveState, DrillRecord, damage_line, standi
 from tr11ops.backup.screen_data import data_summary
 from tr11ops.base.units import counted, duration, first_few, size
 from tr11ops.rundir.copies import CopyRecord
+from trainer.contract.documents import document
+from trainer.contract.record import Record
 
 if TYPE_CHECKING:
     from tr11ops.backup.data_sets import DataState
@@ -22,8 +23,7 @@ DAMAGED_SHOWN = 5
 DAY_SECONDS = 86_400.0
 
 
-@dataclass(frozen=True)
-class ArchiveView:
+class ArchiveView(Record):
     """One archive as it is on record: `copies` of its present address alone, `owner` who copies to it right now.
 
     `fault`: why it cannot be used as things are, if it is a folder; "" otherwise. `data`: the card's data sets, if it
@@ -53,8 +53,7 @@ class ArchiveView:
         return max((copy.step for copy in self.sound if copy.kind == "full"), default=None)
 
 
-@dataclass(frozen=True)
-class BackupStatus:
+class BackupStatus(Record):
     """Everything that is shown. `now` in seconds since the epoch."""
 
     run: str
@@ -164,13 +163,13 @@ def value(screen: BackupStatus) -> dict[str, Any]:
                 ],
                 "fault": view.fault or None,
                 "newest_whole": view.newest_whole,
-                "last_round": None if view.state is None else asdict(view.state),
-                "due": [asdict(copy) for copy in view.due],
+                "last_round": None if view.state is None else document(view.state),
+                "due": [document(copy) for copy in view.due],
                 "owner": None if view.owner is None else {
                     "who": str(view.owner), "since": view.owner.time, "step": view.owner.data.get("step"),
                 },
             }
             for view in screen.archives
         ],
-        "drill": None if screen.drill is None else asdict(screen.drill),
+        "drill": None if screen.drill is None else document(screen.drill),
     }  # fmt: skip

@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tr11ops.backup.archive_round import ArchiveRound, summarise
-from tr11ops.backup.base import ArchiveError
 from tr11ops.backup.claim import ArchiveLock, ArchiveLocked
 from tr11ops.backup.ledger import after_round, last_state, write_archive_state
 from tr11ops.backup.round_values import CARDS_ARCHIVES, ArchiveTally, BackupContext, RoundRequest, RoundResult
 from tr11ops.backup.survey import forget_unreadable
-from tr11ops.backup.transfer import CopyError, CopyStopped
+from tr11ops.base.errors import ArchiveError, CopyError, CopyStopped
 from tr11ops.base.observed import cause
 from tr11ops.rundir.copies import read_copies
 from tr11ops.rundir.identity import require_run_id

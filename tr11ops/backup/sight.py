@@ -11,10 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeAlias
 
 from tr11ops.backup.archives import is_folder, open_archive
-from tr11ops.backup.base import Archive, ArchiveError
+from tr11ops.backup.base import Archive
 from tr11ops.backup.ledger import ArchiveState, last_state
 from tr11ops.backup.receipts import read_receipt
 from tr11ops.backup.survey import Survey
+from tr11ops.base.errors import ArchiveError
 from tr11ops.base.units import duration
 from tr11ops.rundir.clocks import Clocks
 from tr11ops.rundir.copies import CopyRecord, Receipt

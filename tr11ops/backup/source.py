@@ -7,16 +7,19 @@ import json
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import TypeAlias
 
+from msgspec.structs import replace
+
 from tr11ops.backup.base import is_unfinished
-from tr11ops.backup.transfer import CheckpointChanged, CopyError, SourceDamaged
+from tr11ops.base.errors import CheckpointChanged, CopyError, SourceDamaged
 from tr11ops.rundir.checkpoint_scan import walk
 from tr11ops.rundir.copies import Kind, identity_of
+from trainer.contract.documents import document
 from trainer.contract.manifest import Manifest
 from trainer.contract.paths import MANIFEST_FILE
+from trainer.contract.record import Record
 from trainer.contract.resumable import CURSOR_FILE, WEIGHTS, unnamed_files
 from trainer.contract.state_file import read_bytes
 
@@ -26,8 +29,7 @@ OPTIMIZER_PREFIXES = ("bf16", "zero_pp_rank_")
 Content: TypeAlias = bytes  # a field is named `bytes`
 
 
-@dataclass(frozen=True)
-class SourceFile:
+class SourceFile(Record):
     """One file to copy. `digest` is None where no manifest says it; `content` is that of a file made for the copy."""
 
     path: str
@@ -36,8 +38,7 @@ class SourceFile:
     content: Content | None = None
 
 
-@dataclass(frozen=True)
-class CopySource:
+class CopySource(Record):
     """A checkpoint as it is copied. `files`: all but the manifest, which is None in the original's own layout.
 
     `members`: of data sets, which have no folder of their own, the names that make it up.
@@ -133,7 +134,9 @@ def _manifest_of(manifest: Manifest, files: tuple[SourceFile, ...]) -> bytes:
     """The manifest of a copy that holds these files alone."""
     kept = {file.path for file in files}
     entries = tuple(entry for entry in manifest.files if entry.path in kept)
-    return (json.dumps(asdict(replace(manifest, files=entries)), indent=1, sort_keys=True, default=str) + "\n").encode()
+    return (
+        json.dumps(document(replace(manifest, files=entries)), indent=1, sort_keys=True, default=str) + "\n"
+    ).encode()
 
 
 def _made(path: str, content: bytes) -> SourceFile:

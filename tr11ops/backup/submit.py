@@ -10,16 +10,19 @@ import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tr11ops.cluster.base import BatchRequest, Job, Scheduler, SchedulerError, SchedulerUnreachable
+from msgspec.structs import replace
+
+from tr11ops.base.errors import SchedulerError, SchedulerUnreachable
+from tr11ops.cluster.base import BatchRequest, Job, Scheduler
 from tr11ops.cluster.passed_options import of_any_job, options_of
 from tr11ops.cron.chain import LOOKUP_PAUSE_SECONDS, LOOKUPS, find_lost
 from tr11ops.cron.scripts import Invocation, script_of
 from tr11ops.runcard.slurm_syntax import parse_time_limit
 from tr11ops.rundir.claims import Claim, ClaimFolder
 from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.record import Record
 from trainer.contract.sharing import make_shared
 
 TEMPLATE = ("cron", "scheduler", "backup.slurm.j2")
@@ -31,8 +34,7 @@ EARLY_SECONDS = 120  # before the time limit the round is told to end
 _COMMENT = re.compile(r"tr11-backup@([0-9a-f]{12})(?![0-9a-f])")
 
 
-@dataclass(frozen=True)
-class SubmitContext:
+class SubmitContext(Record):
     """What submitting needs. `words` follow `tr11`, e.g. ("backup", "run")."""
 
     invocation: Invocation
@@ -47,8 +49,7 @@ class SubmitContext:
         return f"tr11-backup@{self.directory.mark}"
 
 
-@dataclass(frozen=True)
-class Queued:
+class Queued(Record):
     """The job that makes the round. `is_new` is False when it was there already; `state` is then its state."""
 
     job_id: str

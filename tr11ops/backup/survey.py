@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from typing import get_args
 
-from tr11ops.backup.base import Archive, ArchiveError
+from msgspec import field
+from msgspec.structs import replace
+
+from tr11ops.backup.base import Archive
 from tr11ops.backup.folder import MARKER_FILE
 from tr11ops.backup.ledger import drill_file, read_drill
 from tr11ops.backup.receipts import read_receipt, receipt_path
+from tr11ops.base.errors import ArchiveError
 from tr11ops.rundir.copies import (
     FOLDERS,
     RECEIPT_SUFFIX,
@@ -26,10 +29,10 @@ from tr11ops.rundir.copies import (
     write_copy,
 )
 from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.record import Record
 
 
-@dataclass(frozen=True)
-class Survey:
+class Survey(Record):
     """One look at an archive: receipts by the place of their copy, and all files' sizes.
 
     `unreadable`: receipts that hold no receipt, which is damage. `unread`: paths that could not be looked at: nothing
@@ -62,8 +65,7 @@ class Survey:
         return found
 
 
-@dataclass(frozen=True)
-class RecordChange:
+class RecordChange(Record):
     """A record that is not what it was, or is new; `faults` are newly found, by file."""
 
     record: CopyRecord

@@ -7,16 +7,15 @@ byte, and the place of every file is known without reading the tar.
 from __future__ import annotations
 
 import tarfile
-from dataclasses import dataclass
 
 from tr11ops.backup.source import SourceFile
+from trainer.contract.record import Record
 
 BLOCK = tarfile.BLOCKSIZE
 RECORD = tarfile.RECORDSIZE
 
 
-@dataclass(frozen=True)
-class Filler:
+class Filler(Record):
     """Bytes between files: headers, padding, the end."""
 
     content: bytes

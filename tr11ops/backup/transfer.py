@@ -7,44 +7,19 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+
+from msgspec import field
 
 from tr11ops.backup.base import ARCHIVE_RETRIES
 from tr11ops.backup.rate import RateLimiter
+from tr11ops.base.errors import CopyStopped
 from tr11ops.base.retry import RetryPolicy
 from tr11ops.runcard.copies import BackupSection
+from trainer.contract.record import Record
 
 PIECE_BYTES = 1 << 20
 SMALLEST_PIECE_BYTES = 64 << 10
 LONGEST_NAP_SECONDS = 0.5  # between two looks whether to go on
-
-
-class CopyError(Exception):
-    """A copy did not come about. The text is one line: what, where, why, what to do."""
-
-
-class SourceDamaged(CopyError):
-    """A file of the checkpoint is not what its manifest says. Nothing was published.
-
-    `path` and `fault`: of a file whose bytes were read, for the record of digests; "" where sizes and names say it.
-    """
-
-    def __init__(self, text: str, path: str = "", fault: str = "") -> None:
-        super().__init__(text)
-        self.path, self.fault = path, fault
-
-
-class CheckpointChanged(CopyError):
-    """The checkpoint was changed, moved or removed while it was copied. Nothing was published; this is no damage."""
-
-
-class CopyDiffers(CopyError):
-    """What the destination gives back is not what was sent, and sending it again did not help. Nothing was
-    published."""
-
-
-class CopyStopped(CopyError):
-    """Stopped on request. What was sent is kept at the destination, and the next copy goes on from there."""
 
 
 class ByteCounter:
@@ -90,8 +65,7 @@ def _silence(text: str) -> None:
     """No one listens."""
 
 
-@dataclass(frozen=True)
-class Transfer:
+class Transfer(Record):
     """The settings. `sending` and `reading` limit what all files together send and read back, each way.
 
     `on_bytes` is told of each byte twice in a copy: when it was sent (or found sent), and when it was read back. It is

@@ -10,13 +10,10 @@ import json
 from collections.abc import Hashable
 from typing import Any, TypeVar
 
-from tr11ops.base.typed_fields import typed_fields
+from tr11ops.base.errors import ForeignAnswer
+from trainer.contract.documents import record_of
 
 T = TypeVar("T")
-
-
-class ForeignAnswer(Exception):
-    """What came is not what was asked for."""
 
 
 def json_object(body: bytes | str) -> dict[str, Any]:
@@ -30,11 +27,11 @@ def json_object(body: bytes | str) -> dict[str, Any]:
     return value
 
 
-def record_of(kind: type[T], value: dict[str, Any]) -> T:
-    """The entries of a JSON object that the dataclass `kind` declares, each of its type. Raises ForeignAnswer."""
+def record_in(kind: type[T], value: dict[str, Any]) -> T:
+    """The record of class `kind` that an answer holds. Raises ForeignAnswer."""
     try:
-        return kind(**typed_fields(kind, value))
-    except (TypeError, ValueError) as error:  # one that is not of its type, or is missing
+        return record_of(kind, value)
+    except ValueError as error:
         raise ForeignAnswer(str(error)) from None
 
 

@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+from tr11ops.base.errors import Late
+
 T = TypeVar("T")
 
 # The limits of docs/deadlines.md. Time-outs of single reads do not bound a whole look; these do.
@@ -16,10 +18,6 @@ ADVICE_SECONDS = 5.0  # of one question that only betters an answer; after one s
 LOOK_SECONDS = 60.0  # of one look, its files and the scheduler together
 PASS_SECONDS = 600.0  # of one pass of the watchdog, which may launch and deliver mails
 STOP_SECONDS = 15.0  # of each step of a stop in the run directory: reading what is there, setting the switch
-
-
-class Late(TimeoutError):
-    """The effect did not end in time; whether it came about is not known."""
 
 
 def within(seconds: float, work: Callable[[], T], abandon: Callable[[], None] = lambda: None) -> T:

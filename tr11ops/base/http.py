@@ -11,11 +11,13 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from email.message import Message
 from http.client import HTTPException, HTTPMessage
 from typing import IO, Any
 from urllib.parse import urlsplit
+
+from tr11ops.base.errors import NetworkError
+from trainer.contract.record import Record
 
 LARGEST_ANSWER_BYTES = 64 << 20
 _PASSING = frozenset({408, 425, 429})
@@ -31,12 +33,7 @@ def origin(address: str) -> tuple[str, str]:
     return urlsplit(address)[:2]
 
 
-class NetworkError(Exception):
-    """No answer came, or not all of it: why, in few words without an address."""
-
-
-@dataclass(frozen=True)
-class WebAnswer:
+class WebAnswer(Record):
     """An answer whose body is still to be read, from `address`: where redirects have led."""
 
     status: int

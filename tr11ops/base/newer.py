@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 from pathlib import Path
 from typing import Any
 
+from tr11ops.base.errors import NewerFileError
 from tr11ops.base.observed import known, observed
 from trainer.contract.files import write_json
 from trainer.contract.state_file import read_json
-
-
-class NewerFileError(OSError):
-    """A newer tr11 has written this file, so that this one leaves it as it is. The text is one line."""
-
-    def __init__(self, path: Path, why: str) -> None:
-        super().__init__(errno.EPERM, why, str(path))
 
 
 def newer_schema(path: Path, value: Any, known_schema: int) -> str:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from tr11ops.base.probes import Commands, ProbeOutput, Unanswered
+from tr11ops.base.errors import Unanswered
+from tr11ops.base.probes import Commands, ProbeOutput
 from trainer.contract.record import Record
 
 INVALID_FIELD = "is not a valid field to query"  # of a driver that is older or newer than the field's name

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import fields
 from functools import cache
 from typing import Any, TypeAlias, TypeVar
 
@@ -45,32 +44,32 @@ def observed(read: Callable[[], T]) -> Observed[T]:
 
 # ----------------------------------------------------------------------------- records with fields that may be unknown
 @cache
-def observed_fields(record: type) -> dict[str, str]:
-    """The fields of a frozen record that may be unknown, by their annotation (`Observed[...]`): name -> name in words.
+def observed_fields(*kinds: type[Record]) -> dict[str, str]:
+    """The fields of records that may be unknown, by their annotation (`Observed[...]`): name -> name in words.
 
-    Its metadata holds another `name` than the field's own, where it has one. The record's own fields come before those
-    of the records that it is made of.
+    `NAMES` of a record holds another name than the field's own, where it has one.
     """
-    own = vars(record).get("__annotations__", {})
-    return {
-        entry.name: entry.metadata.get("name", entry.name.replace("_", " "))
-        for entry in sorted(fields(record), key=lambda entry: entry.name not in own)
-        if str(entry.type).startswith("Observed[")
-    }
+    found = {}
+    for kind in kinds:
+        names = vars(kind).get("NAMES", {})
+        for name, annotation in vars(kind)["__annotations__"].items():
+            if annotation.startswith("Observed["):
+                found[name] = names.get(name, name.replace("_", " "))
+    return found
 
 
-def all_unknown(record: type, why: Unknown) -> dict[str, Any]:
-    """Every field of a frozen record that may be unknown, unknown for one reason."""
-    return dict.fromkeys(observed_fields(record), why)
+def all_unknown(kind: type[Record], why: Unknown) -> dict[str, Any]:
+    """Every field of a record that may be unknown, unknown for one reason."""
+    return dict.fromkeys(observed_fields(kind), why)
 
 
-def unknown_fields(record: object) -> Iterator[str]:
-    """What of a frozen record could not be observed, as `what, what: why`: one line for each cause."""
+def unknown_fields(*records: Record) -> Iterator[str]:
+    """What of these records could not be observed, as `what, what: why`: one line for each cause."""
     causes: dict[str, list[str]] = {}
-    kind: type = type(record)
-    for name, words in observed_fields(kind).items():
-        value = getattr(record, name)
-        if isinstance(value, Unknown):
-            causes.setdefault(value.why, []).append(words)
+    for record in records:
+        for name, words in observed_fields(type(record)).items():
+            value = getattr(record, name)
+            if isinstance(value, Unknown):
+                causes.setdefault(value.why, []).append(words)
     for why, names in causes.items():
         yield f"{', '.join(names)}: {why}"

@@ -6,11 +6,9 @@ import os
 import stat
 from pathlib import Path
 
+from tr11ops.base.errors import PrivateFileError
+
 LARGEST_BYTES = 64 << 10
-
-
-class PrivateFileError(ValueError):
-    """The file may not be used. The text names the file and the rule, never what the file holds."""
 
 
 def private_text(path: Path, group: bool = False) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol
 
+from tr11ops.base.errors import Unanswered
 from trainer.contract.record import Record
 
 
@@ -18,10 +19,6 @@ class ProbeOutput(Record):
     status: int
     text: str
     error: str = ""
-
-
-class Unanswered(Exception):
-    """What was asked could not be found out: nothing follows from it. The text is the reason, one line."""
 
 
 class Commands(Protocol):

@@ -9,28 +9,14 @@ import math
 import random
 import time
 from collections.abc import Callable
-from dataclasses import field
 from typing import TypeVar
 
+from tr11ops.base.errors import Unavailable
 from tr11ops.base.units import duration
 from trainer.contract.record import Record
 
 T = TypeVar("T")
 LONGEST_ASKED_SECONDS = 3600.0
-
-
-class Unavailable(Exception):
-    """No answer, or one that may be another at the next try. The text is one line.
-
-    `wait` is what the other side asked for, in seconds. `was_given_up`: it was tried as often as it pays already.
-    """
-
-    wait = 0.0
-    was_given_up = False
-
-    def __init__(self, text: str = "", wait: float = 0.0) -> None:
-        super().__init__(text)
-        self.wait = wait
 
 
 def _silence(_: str) -> None:
@@ -57,10 +43,10 @@ class RetryPolicy(Record):
     refuses_longer: bool = False
     long_try_seconds: float = math.inf
     says_all: bool = False
-    say: Callable[[str], object] = field(default=_silence, compare=False)
-    sleep: Callable[[float], object] = field(default=time.sleep, compare=False)
-    clock: Callable[[], float] = field(default=time.monotonic, compare=False)
-    chance: Callable[[], float] = field(default=random.random, compare=False)
+    say: Callable[[str], object] = _silence
+    sleep: Callable[[float], object] = time.sleep
+    clock: Callable[[], float] = time.monotonic
+    chance: Callable[[], float] = random.random
 
     def delay(self, failures: int, asked: float = 0.0) -> float:
         """The wait after so many failures in a row, of which the last asked for one."""

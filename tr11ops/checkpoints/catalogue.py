@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial as bind
 from pathlib import Path
 from typing import Any, TypeVar
+
+from msgspec import field, to_builtins
+from msgspec.structs import replace
 
 from tr11ops.base.observed import Observed, Unknown, known, observed
 from tr11ops.checkpoints.pins import Pin, read_pins
@@ -19,12 +21,12 @@ from tr11ops.rundir.copies import CopyRecord, read_copies
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name, read_latest
 from trainer.contract.origin import Origin
+from trainer.contract.record import Record
 from trainer.contract.resumable import ResumeNeed
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
 class CatalogueEntry(CheckpointRow):
     """A checkpoint with what is known of it. `copies` are those of this very checkpoint, damaged ones too.
 
@@ -56,11 +58,10 @@ class CatalogueEntry(CheckpointRow):
 
     def document(self) -> dict[str, Any]:
         """The checkpoint as JSON values; `digests` is null where it was never read."""
-        return {**asdict(self), "complete": self.complete}
+        return {**to_builtins(self), "complete": self.complete}
 
 
-@dataclass(frozen=True)
-class Catalogue:
+class Catalogue(Record):
     """All checkpoints of one variant, oldest first. `fault`: what is wrong with what a restart would take.
 
     `read_errors`: what could not be read; while there is one, nothing may be removed. `copies` are all on record, also
@@ -198,4 +199,4 @@ def _users(step: int, restart: Mapping[int, str], uses: Uses) -> tuple[str, ...]
 
 
 def _values(row: CheckpointRow) -> dict[str, Any]:
-    return {entry.name: getattr(row, entry.name) for entry in fields(CheckpointRow)}
+    return {name: getattr(row, name) for name in CheckpointRow.__struct_fields__}

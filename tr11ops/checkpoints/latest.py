@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tr11ops.base.errors import LatestRefused
 from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name
 from trainer.contract.files import write_atomically
 from trainer.contract.lease import trained_into
 from trainer.contract.resumable import ResumeNeed, judge, moves_back, size_faults
-
-
-class LatestRefused(Exception):
-    """`latest` must not be moved, and is as before. One line."""
 
 
 def require_no_trainer(folder: Path, now: float) -> None:

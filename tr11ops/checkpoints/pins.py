@@ -11,12 +11,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.rundir.versioned import VersionedFile
+from trainer.contract.documents import document
+from trainer.contract.record import Record
 from trainer.contract.state_file import content_of
 
 SCHEMA = 1
@@ -24,8 +25,7 @@ VERSIONS_KEPT = 20
 LONGEST_REASON = 300
 
 
-@dataclass(frozen=True)
-class Pin:
+class Pin(Record):
     """One step that is kept. `time`: when it was pinned, seconds since the epoch."""
 
     step: int
@@ -124,5 +124,5 @@ def _pin(entry: dict[str, Any]) -> Pin:
 
 
 def _text(number: int, pins: Iterable[Pin]) -> str:
-    listed = [asdict(entry) for entry in sorted(pins, key=lambda entry: entry.step)]
+    listed = [document(entry) for entry in sorted(pins, key=lambda entry: entry.step)]
     return json.dumps({"schema": SCHEMA, "version": number, "pins": listed}, indent=1) + "\n"

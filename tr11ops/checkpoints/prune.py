@@ -15,15 +15,18 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from msgspec import field
+from msgspec.structs import asdict, replace
+
+from tr11ops.base.errors import PruneBusy, RemovalStopped
 from tr11ops.checkpoints.catalogue import Catalogue, read_catalogue
 from tr11ops.checkpoints.pins import state_folder
 from tr11ops.checkpoints.quarantine import look_at, names_of
-from tr11ops.checkpoints.removal import RemovalStopped, doom, hide, put_back, remove
+from tr11ops.checkpoints.removal import doom, hide, put_back, remove
 from tr11ops.checkpoints.retention import RetentionDecision, RetentionPolicy, decide, decide_quarantined
 from tr11ops.rundir.checkpoint_scan import NO_CARD, CheckpointRow
 from tr11ops.rundir.claims import Claim, ClaimFolder, ClaimTaken
@@ -33,6 +36,7 @@ from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.rundir.reserve import keep_reserve, with_reserve
 from trainer.contract.paths import MANIFEST_FILE
+from trainer.contract.record import Record
 from trainer.contract.resumable import ResumeNeed
 
 if TYPE_CHECKING:
@@ -44,12 +48,7 @@ CLAIM_SECONDS = 3600.0  # renewed with each checkpoint
 BEGUN, REMOVED, LEFT, FAILED = "checkpoints-prune", "checkpoint-removed", "checkpoint-kept", "checkpoint-not-removed"
 
 
-class PruneBusy(Exception):
-    """Another prune of this run is at it. One line."""
-
-
-@dataclass(frozen=True)
-class PrunePlan:
+class PrunePlan(Record):
     """What would be removed and what is kept, each with why. `leftovers` are folders that an earlier prune began."""
 
     catalogue: Catalogue
@@ -66,8 +65,7 @@ class PrunePlan:
         return sum(decision.bytes for decision in self.victims)
 
 
-@dataclass(frozen=True)
-class RemovalOutcome:
+class RemovalOutcome(Record):
     """What became of one folder. `text`: why it was kept, or what would not go."""
 
     name: str
@@ -77,8 +75,7 @@ class RemovalOutcome:
     text: str = ""
 
 
-@dataclass(frozen=True)
-class PruneResult:
+class PruneResult(Record):
     """All that was done. `finished`: what earlier prunes had begun; `ended_early`: why not all was done, else ""."""
 
     outcomes: tuple[RemovalOutcome, ...] = ()
@@ -95,8 +92,7 @@ class PruneResult:
         return bool(self.ended_early) or any(outcome.result == "failed" for outcome in self.outcomes)
 
 
-@dataclass(frozen=True)
-class Pruner:
+class Pruner(Record):
     """One prune of one run. `load`, `need`: see `read_catalogue`; `who` and `why` go into the journal.
 
     `only`: these folders alone, which a person named. `sight` looks whether copies are still there. `look_at_clocks` is
@@ -240,7 +236,7 @@ class Pruner:
         outcomes.append(outcome)
         self.tell(outcome)
         kind = {"removed": REMOVED, "kept": LEFT, "failed": FAILED}[outcome.result]
-        self._record(kind, f"{outcome.name}: {outcome.text}", vars(outcome))
+        self._record(kind, f"{outcome.name}: {outcome.text}", asdict(outcome))
 
     def _begin(self, victims: Iterable[RetentionDecision], doomed: list[str]) -> None:
         listed = [

@@ -16,11 +16,11 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from tr11ops.rundir.checkpoint_scan import walk
+from trainer.contract.record import Record
 from trainer.contract.replacing import SUPERSEDED_SUFFIX, free_name
 
 Kind = Literal["discarded", "superseded", "set aside", "half-written", "replaced", "hidden by a prune", "being removed"]
@@ -38,8 +38,7 @@ _NAMES: tuple[tuple[Kind, re.Pattern[str]], ...] = (
 _HOME = re.compile(r"(global_step[0-9]+)(\.discarded|\.superseded)?(?:-[0-9]+)?")
 
 
-@dataclass(frozen=True)
-class QuarantinedCheckpoint:
+class QuarantinedCheckpoint(Record):
     """One such folder. `changed`: its last change, seconds since the epoch; None where not all of it can be seen."""
 
     name: str

@@ -10,16 +10,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from tr11ops.base.errors import RemovalStopped
 from tr11ops.checkpoints.quarantine import doomed_name, hidden_name, home_of, next_name
 from tr11ops.rundir.links import sync_folder
 from trainer.contract.paths import MANIFEST_FILE
 
 THREADS = 8  # unlinking is a round trip each on a shared file system
 FAULTS_KEPT = 3
-
-
-class RemovalStopped(Exception):
-    """Someone asked to stop: what is hidden is finished by the next prune."""
 
 
 def hide(folder: Path, name: str) -> str:

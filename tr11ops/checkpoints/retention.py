@@ -10,8 +10,9 @@ import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from msgspec import field
 
 from tr11ops.checkpoints.catalogue import Catalogue, CatalogueEntry
 from tr11ops.checkpoints.pins import Pin
@@ -19,6 +20,7 @@ from tr11ops.checkpoints.quarantine import QuarantinedCheckpoint
 from tr11ops.rundir.clocks import Clocks
 from tr11ops.rundir.copies import CopyRecord
 from tr11ops.rundir.copy_policy import CopyPolicy, WantedCopy, wanted_copies
+from trainer.contract.record import Record
 
 if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard
@@ -28,8 +30,7 @@ INCOMPLETE_SECONDS = 86400.0  # a save without a manifest that was not written t
 KIND_WORDS: Mapping[str, str] = {"full": "whole", "weights": "weights", "spike": "spike weights"}
 
 
-@dataclass(frozen=True)
-class RetentionPolicy:
+class RetentionPolicy(Record):
     """What the card says of keeping. `addresses`: of the archives as `CopyRecord.address` gives them, by their key.
 
     `away`: archives whose copies cannot be there to fall back on as things are, and why; nothing goes because of them.
@@ -73,8 +74,7 @@ class RetentionPolicy:
         return is_there and is_seen and copy.is_sound and copy.verified > 0 and copy.files > 0
 
 
-@dataclass(frozen=True)
-class RetentionDecision:
+class RetentionDecision(Record):
     """What becomes of one folder. `rule`: one word or two, for counting; `why`: the whole reason."""
 
     name: str
@@ -122,8 +122,7 @@ def counts(decisions: Iterable[RetentionDecision]) -> tuple[tuple[str, int], ...
 
 
 # ----------------------------------------------------------------------------- how
-@dataclass(frozen=True)
-class _State:
+class _State(Record):
     """What the reasons are taken from. `sound`: steps a training can resume from; `milestones`: step to share.
 
     `named`: folders that a person wants removed.

@@ -11,9 +11,11 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from msgspec.structs import replace
+
+from tr11ops.base.errors import NotPossible, TrainerAlive
 from tr11ops.checkpoints.catalogue import Catalogue, CatalogueEntry
 from tr11ops.checkpoints.prune import CLAIM
 from tr11ops.checkpoints.quarantine import names_of
@@ -26,6 +28,7 @@ from trainer.config.card import TrainerConfig
 from trainer.contract.checkpoint_names import checkpoint_name, checkpoint_step
 from trainer.contract.files import now
 from trainer.contract.lease import LeaseClaim, LeaseFolder, clocks_of
+from trainer.contract.record import Record
 from trainer.contract.recovery import (
     BY_HAND,
     IterationRange,
@@ -43,16 +46,7 @@ CLAIM_SECONDS = 600.0
 BEGUN, DONE = "rollback", "rollback-done"
 
 
-class NotPossible(Exception):
-    """Why a roll-back cannot be made. One line."""
-
-
-class TrainerAlive(Exception):
-    """A training started in the middle of a roll-back. One line: what stands now."""
-
-
-@dataclass(frozen=True)
-class SkippedData:
+class SkippedData(Record):
     """The iterations that are passed over, and what they would have trained on."""
 
     range: IterationRange
@@ -60,8 +54,7 @@ class SkippedData:
     tokens: int
 
 
-@dataclass(frozen=True)
-class SkipFrom:
+class SkipFrom(Record):
     """That everything from an iteration on is passed over, as far as the training had come."""
 
     first: int
@@ -70,8 +63,7 @@ class SkipFrom:
 Skip = IterationRange | SkipFrom | int  # iterations to pass over, or how many after the step
 
 
-@dataclass(frozen=True)
-class RollbackPlan:
+class RollbackPlan(Record):
     """What is to be done. `record` is what the run's record of roll-backs becomes; its `pending` are the renames.
 
     `to_step`: what the next launch resumes from. `gone`: what an undo cannot put back, because it was removed.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
+from tr11ops.base.errors import SchedulerError
 from tr11ops.base.observed import Unknown, observed
-from tr11ops.cluster.base import Scheduler, SchedulerError
+from tr11ops.cluster.base import Scheduler
 from tr11ops.cluster.process_marks import start_mark
 from tr11ops.observe.foreground import foreground_trainings
 from tr11ops.observe.lease import ROLLBACK, LeaseHolder, read_holder
@@ -14,10 +14,10 @@ from tr11ops.queue.stop import StopView
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.files import host_name
 from trainer.contract.lease import clocks_of
+from trainer.contract.record import Record
 
 
-@dataclass(frozen=True)
-class Living:
+class Living(Record):
     """`words`: the trainers that live; `unknown`: what could not be seen, where none was. `ended`: the job of a claim
     that is young, but whose trainer is known to be over; "" for none.
     """

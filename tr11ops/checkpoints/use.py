@@ -13,8 +13,9 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import field
 
 from tr11ops.cluster.process_marks import is_alive
 from tr11ops.rundir.attempts import read_attempt_label
@@ -25,6 +26,7 @@ from trainer.contract.checkpoint_names import checkpoint_step
 from trainer.contract.lease import LeaseFolder, read_lease
 from trainer.contract.paths import RunPaths
 from trainer.contract.phases import PhaseRecord, parse_phase
+from trainer.contract.record import Record
 from trainer.contract.recovery import RecoveryRecord, read_recovery
 from trainer.contract.resumable import resume_order
 
@@ -33,8 +35,7 @@ LEASE_SECONDS = 600.0  # a holder shows life every second; one that was silent f
 LOADING = frozenset({"starting", "loading"})
 
 
-@dataclass(frozen=True)
-class Uses:
+class Uses(Record):
     """Who uses which step, in words; `loading` names an attempt that may be reading any of them, "" for none."""
 
     by_step: Mapping[int, tuple[str, ...]] = field(default_factory=dict)

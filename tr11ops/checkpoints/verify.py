@@ -9,23 +9,23 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tr11ops.rundir.checkpoint_digests import DigestRecord, DigestStopped, digest_of
+from tr11ops.base.errors import DigestStopped
+from tr11ops.rundir.checkpoint_digests import DigestRecord, digest_of
 from tr11ops.rundir.checkpoint_scan import CheckpointRow
 from tr11ops.rundir.copies import identity_of
 from trainer.contract.files import host_name
 from trainer.contract.manifest import FileEntry, Manifest
+from trainer.contract.record import Record
 
 Result = Literal["fine", "bad", "gone", "changed", "nothing to compare", "unread", "stopped"]
 # What says nothing of the file: rights, and servers that do not answer. The other errors are what damage looks like.
 _NOT_ITS_FAULT = {errno.EACCES, errno.EPERM, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 
 
-@dataclass(frozen=True)
-class VerifyResult:
+class VerifyResult(Record):
     """What reading one checkpoint came to. `bad`: one line for each file; `why`: where it says neither fine nor bad."""
 
     step: int
@@ -38,8 +38,7 @@ class VerifyResult:
         return self.record.bad if self.record is not None else ()
 
 
-@dataclass(frozen=True)
-class _Read:
+class _Read(Record):
     """One file: what is wrong with it (""), or why that cannot be said."""
 
     fault: str = ""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tr11ops.base.errors import Refusal
 from tr11ops.base.observed import Unknown, known
 from tr11ops.base.units import counted
-from tr11ops.cli.common import Refusal, typed_for_run
+from tr11ops.cli.common import typed_for_run
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext
 from tr11ops.cli.goodput import LookBack, look_back, terminal_width
 from tr11ops.cli.terminal import draws_unicode
@@ -21,6 +21,7 @@ from tr11ops.goodput.screen import Paper
 from tr11ops.launch.margins import room_before_limit
 from tr11ops.observe.course import course_of, steps_left
 from tr11ops.runcard.exit_duration import exit_plan
+from trainer.contract.documents import document
 
 if TYPE_CHECKING:
     from tr11ops.goodput.account import Goodput
@@ -119,7 +120,7 @@ def _document(look: LookBack, found: tuple[Advice, ...]) -> dict[str, Any]:
         "node_hours": look.goodput.total.node_hours,
         "faults": len(look.goodput.faults),
         "advice": [
-            {**asdict(advice), "option": advice.option or None, "worth_it": is_worth_it(advice, look.goodput)}
+            {**document(advice), "option": advice.option or None, "worth_it": is_worth_it(advice, look.goodput)}
             for advice in found
         ],
         "unknown": list(look.goodput.read_errors),

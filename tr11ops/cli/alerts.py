@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,15 +11,17 @@ from tr11ops.alerts.mail_text.shared import moment as said
 from tr11ops.alerts.people import read_digest, send_digest, send_test, send_what_waits
 from tr11ops.alerts.reading import incidents, open_alerts, waiting
 from tr11ops.alerts.sending import policy_for
+from tr11ops.base.errors import Refusal
 from tr11ops.base.observed import Unknown
 from tr11ops.base.units import counted
 from tr11ops.cli.alerts_change import ack, assign, resolve, snooze
 from tr11ops.cli.alerts_view import SCHEMA, alert_values, kept_elsewhere, rows
-from tr11ops.cli.common import Refusal, in_time, named_card, say
+from tr11ops.cli.common import in_time, named_card, say
 from tr11ops.cli.context import JSON, RunContext, emit
 from tr11ops.cli.terminal import local_time, plain_text, show, table
 from tr11ops.observe.look import facts_of, observe
 from tr11ops.watchdog.situation import situation_of
+from trainer.contract.documents import document
 
 if TYPE_CHECKING:
     from tr11ops.alerts.situation import RunSituation
@@ -65,7 +66,7 @@ def list_alerts(
     over = tuple(incident for incident in past if incident.resolved is not None)
     if context.as_json:
         queue = None if isinstance(left, Unknown) else {"count": left.count, "since": left.since}
-        ended = [{**asdict(incident), "severity": incident.severity.name} for incident in over]
+        ended = [document(incident) for incident in over]
         values = {"schema": SCHEMA, "alerts": [alert_values(alert) for alert in found], "over": ended}
         emit({**values, "waiting": queue})
         return

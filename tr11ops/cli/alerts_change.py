@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tr11ops.alerts.changes import NoSuchAlert, acknowledge, resolve_prefix, seconds_of
+from tr11ops.alerts.changes import acknowledge, resolve_prefix, seconds_of
 from tr11ops.alerts.changes import assign as give
 from tr11ops.alerts.changes import resolve as close
 from tr11ops.alerts.changes import snooze as put_off
 from tr11ops.alerts.people import PersonalChange, change_alerts
 from tr11ops.alerts.reading import current_alert_state, open_alerts
+from tr11ops.base.errors import NoSuchAlert, Refusal
 from tr11ops.base.observed import Unknown
 from tr11ops.cli.alerts_view import SCHEMA, alert_values, kept_elsewhere
-from tr11ops.cli.common import DryRunOption, Refusal, named_card, say
+from tr11ops.cli.common import DryRunOption, named_card, say
 from tr11ops.cli.context import JSON, RunContext, emit
 from tr11ops.cli.terminal import plain_text
 from tr11ops.rundir.journal import user_name

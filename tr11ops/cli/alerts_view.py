@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from tr11ops.alerts.reading import kept_here
 from tr11ops.base.observed import known, observed
 from tr11ops.base.units import duration
 from tr11ops.observe.operation_files import read_unwritable_directories
+from trainer.contract.documents import document
 
 if TYPE_CHECKING:
     from tr11ops.alerts.state import Alert, Incident
@@ -55,7 +55,5 @@ def _who(alert: Alert, now: float) -> str:
 
 def alert_values(alert: Alert) -> dict[str, Any]:
     """One alert for --json. Times are seconds since the epoch."""
-    hidden = {"said", "alarmed", "escalated", "remind", "thread", "clear_looks", "heard", "mails", "headline"}
-    values = {key: value for key, value in asdict(alert).items() if key not in hidden}
-    values["consequences"] = [{**asdict(one), "severity": one.severity.name} for one in alert.consequences]
-    return {**values, "severity": alert.severity.name, "said": alert.said.name if alert.said is not None else None}
+    hidden = {"alarmed", "escalated", "remind", "thread", "clear_looks", "heard", "mails", "headline"}
+    return {key: value for key, value in document(alert).items() if key not in hidden}

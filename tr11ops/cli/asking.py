@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tr11ops.cli.common import Refusal, say
+from tr11ops.base.errors import Refusal
+from tr11ops.cli.common import say
 from tr11ops.cli.stopping import StopContext, put_request, record, run_to_stop, standing_lines
 from tr11ops.queue.stop import acknowledgements
 from trainer.contract.requests import RequestAnswer

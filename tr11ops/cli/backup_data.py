@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import typer
 
 from tr11ops.backup.data_sets import newest_copies
-from tr11ops.backup.restore import CopyDamaged, restore_file
+from tr11ops.backup.restore import restore_file
+from tr11ops.base.errors import CopyDamaged, Refusal
 from tr11ops.base.units import iso_time, size
 from tr11ops.cli.backup_errors import archive_errors, recorded
 from tr11ops.cli.backup_run import open_backup, require_archives
-from tr11ops.cli.common import Refusal
 from tr11ops.cli.context import answer, emit
 
 if TYPE_CHECKING:

@@ -6,15 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from tr11ops.backup.base import ArchiveError, ArchiveUnavailable
 from tr11ops.backup.damage import note_damage
-from tr11ops.backup.transfer import CopyError
-from tr11ops.cli.common import Refusal
+from tr11ops.base.errors import ArchiveError, ArchiveUnavailable, CopyError, Refusal
 
 if TYPE_CHECKING:
     from tr11ops.backup.base import Archive
-    from tr11ops.backup.restore import CopyDamaged
     from tr11ops.backup.round_values import BackupContext
+    from tr11ops.base.errors import CopyDamaged
     from tr11ops.rundir.copies import Receipt
 
 

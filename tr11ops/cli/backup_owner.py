@@ -8,19 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tr11ops.backup.base import ArchiveError, ArchiveUnavailable
 from tr11ops.backup.candidates import candidates
 from tr11ops.backup.ownership import give_id, owner_of
 from tr11ops.backup.receipts import list_receipts
+from tr11ops.base.errors import ArchiveError, ArchiveUnavailable, Refusal
 from tr11ops.base.units import MINUTE, size, timestamp
 from tr11ops.cli.backup_run import open_backup, require_archives
-from tr11ops.cli.common import (
-    Refusal,
-    YesOption,
-    agree,
-    require_directory,
-    say,
-)
+from tr11ops.cli.common import YesOption, agree, require_directory, say
 from tr11ops.cli.context import RunContext, emit
 from tr11ops.rundir.copies import read_copies
 from tr11ops.rundir.identity import adopt_run_id, require_run_id, run_id, short

@@ -14,7 +14,8 @@ from tr11ops.backup.ledger import read_archive_state
 from tr11ops.backup.round_values import CARDS_ARCHIVES, RoundRequest
 from tr11ops.backup.screen_data import data_lines, data_value
 from tr11ops.backup.screen_plan import lines, value, weigh
-from tr11ops.cli.common import Refusal, directory_of, in_time
+from tr11ops.base.errors import Refusal
+from tr11ops.cli.common import directory_of, in_time
 from tr11ops.cli.context import answer
 from tr11ops.rundir.copies import read_copies
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from contextlib import closing, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,16 +13,17 @@ import typer
 from tr11ops.backup.claim import ArchiveLocked
 from tr11ops.backup.drill import choose_copy, run_drill
 from tr11ops.backup.restorable import cautions, restorable
-from tr11ops.backup.restore import AlreadyThere, CopyDamaged, restore_checkpoint, restore_file
+from tr11ops.backup.restore import restore_checkpoint, restore_file
+from tr11ops.base.errors import AlreadyThere, CopyDamaged, LatestRefused, Refusal
 from tr11ops.base.units import duration, size
-from tr11ops.checkpoints.latest import LatestRefused, move_latest, require_newest, require_no_trainer
+from tr11ops.checkpoints.latest import move_latest, require_newest, require_no_trainer
 from tr11ops.cli import completion
 from tr11ops.cli.backup_data import list_data, restore_data
 from tr11ops.cli.backup_errors import archive_errors, recorded
 from tr11ops.cli.backup_owner import list_candidates
 from tr11ops.cli.backup_run import KindOption, ReasonOption, asked_of, open_backup, require_archives
 from tr11ops.cli.checkpoint_values import NOT_LOOKED_AT, ValuesFound, look_at_values
-from tr11ops.cli.common import Refusal, directory_of, say
+from tr11ops.cli.common import directory_of, say
 from tr11ops.cli.context import JSON, RunContext
 from tr11ops.logs.lines import plain
 from tr11ops.rundir.checkpoint_damage import note_damage, put_on_record
@@ -31,6 +31,7 @@ from tr11ops.rundir.checkpoint_digests import DigestRecord
 from tr11ops.rundir.copies import identity_of, read_copies
 from tr11ops.rundir.identity import adopt_run_id, run_id
 from tr11ops.rundir.journal import user_name
+from trainer.contract.documents import document
 from trainer.contract.files import host_name
 from trainer.contract.paths import MANIFEST_FILE
 from trainer.contract.resumable import ResumeNeed
@@ -295,7 +296,7 @@ def drill(
         raise Refusal(f"a drill goes on already: {taken}") from None
     result = "passed" if done.passed else "FAILED"
     took = f"{size(done.bytes)} in {duration(done.seconds)}"
-    context.emit(asdict(done), [f"drill {result}: step {done.step} from the {done.archive}, {took}: {done.message}"])
+    context.emit(document(done), [f"drill {result}: step {done.step} from the {done.archive}, {took}: {done.message}"])
     raise typer.Exit(0 if done.passed else 1)
 
 

@@ -16,17 +16,11 @@ from tr11ops.backup.round_values import CARDS_ARCHIVES, BackupContext, RoundPrun
 from tr11ops.backup.screen_round import lines, value
 from tr11ops.backup.service import run_round
 from tr11ops.backup.submit import SubmitContext, submit
+from tr11ops.base.errors import PruneBusy, Refusal
 from tr11ops.base.stop_signals import STOP_SIGNALS, StopEvent, obeying
-from tr11ops.checkpoints.prune import PruneBusy, Pruner, PruneResult
+from tr11ops.checkpoints.prune import Pruner, PruneResult
 from tr11ops.cli.backup_plan import show_plan
-from tr11ops.cli.common import (
-    Refusal,
-    directory_of,
-    kind_to_watch,
-    open_scheduler,
-    require_directory,
-    say,
-)
+from tr11ops.cli.common import directory_of, kind_to_watch, open_scheduler, require_directory, say
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext, answer, emit
 from tr11ops.cli.progress import ByteProgress
 from tr11ops.cron.scripts import Invocation

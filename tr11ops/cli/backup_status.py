@@ -15,14 +15,9 @@ from tr11ops.backup.ledger import read_archive_state, read_drill
 from tr11ops.backup.round_values import RoundRequest
 from tr11ops.backup.screen_status import ArchiveView, BackupStatus, lines, value
 from tr11ops.backup.service import rebuild
+from tr11ops.base.errors import Refusal
 from tr11ops.cli.backup_run import open_backup, require_archives
-from tr11ops.cli.common import (
-    Refusal,
-    directory_of,
-    in_time,
-    require_directory,
-    say,
-)
+from tr11ops.cli.common import directory_of, in_time, require_directory, say
 from tr11ops.cli.context import JSON, RunContext
 from tr11ops.logs.lines import plain
 from tr11ops.rundir.copies import read_copies

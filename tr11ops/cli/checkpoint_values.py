@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tr11ops.cli.common import Refusal
+from tr11ops.base.errors import Refusal
 from tr11ops.cli.trainer_child import ask_checkpoint_module
 from trainer.contract.record import Record
 

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from tr11ops.base.errors import Refusal
 from tr11ops.cli import completion
 from tr11ops.cli.checkpoints_keep import list_checkpoints, pin, unpin
 from tr11ops.cli.checkpoints_prune import prune, remove
 from tr11ops.cli.checkpoints_verify import verify
-from tr11ops.cli.common import Refusal, directory_of
+from tr11ops.cli.common import directory_of
 from tr11ops.cli.context import JSON, RunContext
 from tr11ops.cli.trainer_child import child_words, run_trainer_module
 from tr11ops.runcard.card import resolved

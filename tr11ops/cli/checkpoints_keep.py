@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec import to_builtins
 
+from tr11ops.base.errors import Refusal
 from tr11ops.base.observed import known
 from tr11ops.checkpoints.catalogue import read_catalogue
 from tr11ops.checkpoints.pins import pin as put_pin
 from tr11ops.checkpoints.pins import unpin as take_pin
 from tr11ops.checkpoints.screen import table
 from tr11ops.cli import completion
-from tr11ops.cli.common import (
-    Refusal,
-    directory_of,
-    in_time_for_all,
-    say,
-)
+from tr11ops.cli.common import directory_of, in_time_for_all, say
 from tr11ops.cli.context import JSON, RunContext, emit
 from tr11ops.rundir.clocks import Clocks
 from tr11ops.rundir.journal import Journal, user_name
@@ -84,10 +80,10 @@ def _document(catalogue: Catalogue) -> dict[str, Any]:
         "latest": catalogue.latest,
         "fault": catalogue.fault,
         "checkpoints": [entry.document() for entry in catalogue.checkpoints],
-        "aside": [asdict(quarantined) for quarantined in catalogue.quarantined],
+        "aside": [to_builtins(quarantined) for quarantined in catalogue.quarantined],
         "loading": catalogue.uses.loading,
         "doubts": list(catalogue.read_errors),
-        "origin": None if origin is None else asdict(origin),
+        "origin": None if origin is None else to_builtins(origin),
     }
 
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec.structs import replace
 
+from tr11ops.base.errors import PruneBusy, Refusal
 from tr11ops.base.units import counted, size
-from tr11ops.checkpoints.prune import PruneBusy, Pruner
+from tr11ops.checkpoints.prune import Pruner
 from tr11ops.checkpoints.retention import LEAST_KEPT, counts
 from tr11ops.checkpoints.screen import decisions_summary, decisions_table
 from tr11ops.cli import completion
 from tr11ops.cli.checkpoints_keep import find_folder
-from tr11ops.cli.common import Refusal, YesOption, agree, say
+from tr11ops.cli.common import YesOption, agree, say
 from tr11ops.cli.context import JSON, RunContext, emit
 from tr11ops.cli.progress import ByteProgress
 from tr11ops.rundir.journal import user_name
+from trainer.contract.documents import document
 
 if TYPE_CHECKING:
     from tr11ops.checkpoints.prune import PrunePlan, PruneResult, RemovalOutcome
@@ -177,10 +179,10 @@ def _plan_document(plan: PrunePlan, everything: bool) -> dict[str, Any]:
     shown = plan.decisions if everything else plan.victims
     return {
         "schema": SCHEMA,
-        "victims": [asdict(decision) for decision in plan.victims],
+        "victims": [document(decision) for decision in plan.victims],
         "bytes": plan.bytes,
         "kept": dict(counts(plan.decisions)),
-        "decisions": [asdict(decision) for decision in shown],
+        "decisions": [document(decision) for decision in shown],
         "unfinished": list(plan.leftovers),
         "doubts": list(plan.catalogue.read_errors),
     }
@@ -189,7 +191,7 @@ def _plan_document(plan: PrunePlan, everything: bool) -> dict[str, Any]:
 def _result_document(plan: PrunePlan, result: PruneResult, everything: bool) -> dict[str, Any]:
     return {
         **_plan_document(plan, everything),
-        "outcomes": [asdict(outcome) for outcome in result.outcomes],
+        "outcomes": [document(outcome) for outcome in result.outcomes],
         "freed": result.freed,
         "finished": list(result.finished),
         "ended_early": result.ended_early,

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tr11ops.base.errors import Refusal
 from tr11ops.base.units import counted, size
 from tr11ops.checkpoints.verify import verify as read_checkpoint
 from tr11ops.cli import completion
 from tr11ops.cli.checkpoint_values import NOT_LOOKED_AT, ValuesFound, look_at_values
 from tr11ops.cli.checkpoints_keep import find_checkpoint, open_catalogue
-from tr11ops.cli.common import Refusal, directory_of, say
+from tr11ops.cli.common import directory_of, say
 from tr11ops.cli.context import JSON, RunContext, emit
 from tr11ops.cli.progress import ByteProgress
 from tr11ops.rundir.checkpoint_damage import put_on_record
 from tr11ops.rundir.checkpoint_digests import DigestRecord
 from tr11ops.rundir.journal import user_name
+from trainer.contract.documents import document
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,7 +80,7 @@ def verify(
     if context.as_json:
         shown = [
             {
-                **asdict(reading),
+                **document(reading),
                 "bad": list(reading.bad),
                 "values": numbers[reading.step].to_json() if reading.step in numbers else None,
             }

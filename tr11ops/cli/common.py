@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from tr11ops.base.errors import Refusal
 from tr11ops.base.moments import span_seconds
 from tr11ops.cli import completion
 from tr11ops.rundir.paths import RunDirectory
@@ -24,14 +25,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _typed = [""]  # the card of `--run`, for the commands that are shown
 CLUSTERS = ("slurm", "local", "auto")  # what --scheduler takes
-
-
-class Refusal(Exception):
-    """A command will not go on. The text is shown as it is; `exit_code` is what the process returns."""
-
-    def __init__(self, text: str, exit_code: int = 1):
-        super().__init__(text)
-        self.exit_code = exit_code
 
 
 def check_scheduler_word(kind: str) -> str:
@@ -149,7 +142,8 @@ def in_time(work: Callable[[], T], seconds: float | None = None, hint: str = "")
 
     `hint` says what may be done all the same.
     """
-    from tr11ops.base.deadline import LOOK_SECONDS, Late, within
+    from tr11ops.base.deadline import LOOK_SECONDS, within
+    from tr11ops.base.errors import Late
 
     limit = LOOK_SECONDS if seconds is None else seconds
     try:
@@ -207,8 +201,8 @@ def open_reader(directory: RunDirectory, kind: str) -> Scheduler | Unknown:
 
 def open_if_there(kind: str) -> Scheduler | Unknown:
     """The scheduler that `--scheduler` names, or why it is not here. Raises Refusal for an unknown word."""
+    from tr11ops.base.errors import SchedulerError
     from tr11ops.base.observed import Unknown
-    from tr11ops.cluster.base import SchedulerError
 
     try:
         return open_scheduler(kind)

@@ -11,8 +11,9 @@ from typing import Annotated
 
 import typer
 
+from tr11ops.base.errors import Refusal
 from tr11ops.base.units import finite, timestamp
-from tr11ops.cli.common import JsonOption, Refusal, require_file, say
+from tr11ops.cli.common import JsonOption, require_file, say
 from tr11ops.cli.context import answer
 from tr11ops.cli.courses import FromOption, NamedCourse, ToOption, course_named, range_of_options
 from tr11ops.curves.compare import LINES, ROWS, CurveComparison, compare

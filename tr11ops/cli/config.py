@@ -9,9 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
+from tr11ops.base.errors import Refusal
 from tr11ops.base.glyphs import plain
 from tr11ops.cli import completion
-from tr11ops.cli.common import JsonOption, Refusal
+from tr11ops.cli.common import JsonOption
 from tr11ops.cli.context import JSON, RunContext, answer
 from tr11ops.cli.terminal import draws_unicode
 from tr11ops.runcard.card import SECRET_FILE_KEYS, RunCard, resolved

@@ -44,7 +44,7 @@ RUN_NAMES = frozenset({"run", "overrides", "scheduler"})  # of the options that 
 JSON, SCHEDULER = "as_json", "scheduler"  # for Annotated[RunContext, JSON, SCHEDULER]
 
 
-class RunContext(Record):
+class RunContext(Record, dict=True):
     """The run that a command line means. Card and directory are read when they are first asked for, once."""
 
     run: str | None = None  # as it was typed

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tr11ops.cli.common import Refusal, directory_of, read_card
+from tr11ops.base.errors import Refusal
+from tr11ops.cli.common import directory_of, read_card
 from tr11ops.curves.ranges import CurvePlace, CurveRange, range_of
 from tr11ops.curves.steps import LoggedStep, logged_steps
+from trainer.contract.record import Record
 
 if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard
@@ -44,8 +45,7 @@ def range_of_options(first: str | None, last: str | None) -> CurveRange:
         raise Refusal(f"--to: {error}; give a place behind --from", exit_code=2) from None
 
 
-@dataclass(frozen=True)
-class NamedCourse:
+class NamedCourse(Record):
     """A log of steps, and what to call it."""
 
     name: str

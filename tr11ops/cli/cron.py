@@ -5,22 +5,15 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tr11ops.base.errors import Refusal
 from tr11ops.base.observed import cause
 from tr11ops.base.stop_signals import StopEvent, obeying
 from tr11ops.base.units import counted, duration
-from tr11ops.cli.common import (
-    Refusal,
-    directory_of,
-    open_scheduler,
-    read_card,
-    say,
-    typed_for_run,
-)
+from tr11ops.cli.common import directory_of, open_scheduler, read_card, say, typed_for_run
 from tr11ops.cli.context import JSON, RunContext, emit
 from tr11ops.cli.cron_install import in_crontab, install, jobs_of, remove
 from tr11ops.cli.cron_link import link
@@ -39,6 +32,7 @@ from tr11ops.cron.jobs import find_job, of_chain, unknown_skips, wanted
 from tr11ops.cron.look import look
 from tr11ops.cron.output import stamp
 from tr11ops.rundir.cron_records import cron_folder
+from trainer.contract.documents import document
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -345,12 +339,12 @@ def _status_values(seen: CronView) -> dict[str, Any]:
                 "result": row.result,
                 "next_due": None if row.job.unwanted else row.next_due,
                 "overdue": row.is_overdue,
-                "last": None if row.state is None else asdict(row.state),
+                "last": None if row.state is None else document(row.state),
             }
             for row in seen.rows
         ],
         "chains": [
-            {**asdict(row.chain), "state": row.link.job.state.lower() if row.link else None, "fault": row.fault}
+            {**document(row.chain), "state": row.link.job.state.lower() if row.link else None, "fault": row.fault}
             for row in seen.chains
         ],
         "problems": [{"text": problem.text, "command": typed_for_run(problem.fix)} for problem in seen.problems],

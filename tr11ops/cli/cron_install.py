@@ -11,18 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tr11ops.base.errors import NoPartition, Refusal, TableError
 from tr11ops.base.observed import known
 from tr11ops.base.units import duration
-from tr11ops.cli.common import (
-    DryRunOption,
-    Refusal,
-    YesOption,
-    agree,
-    card_path,
-    directory_of,
-    open_scheduler,
-    say,
-)
+from tr11ops.cli.common import DryRunOption, YesOption, agree, card_path, directory_of, open_scheduler, say
 from tr11ops.cli.context import JSON, RunContext, emit
 from tr11ops.cluster.select import has_slurm
 from tr11ops.cron.chain import ChainContext
@@ -30,11 +22,10 @@ from tr11ops.cron.chain import install as have_chain
 from tr11ops.cron.chain import remove as end_chain
 from tr11ops.cron.drop_ins import every_job
 from tr11ops.cron.jobs import chain_schedule, of_chain
-from tr11ops.cron.placement import NoPartition, Placement, choose_placement
+from tr11ops.cron.placement import Placement, choose_placement
 from tr11ops.cron.runner import WAYS
 from tr11ops.cron.schedule import Every
 from tr11ops.cron.scripts import Invocation
-from tr11ops.cron.table_file import TableError
 from tr11ops.cron.table_programs import RunCrontab, apply, is_installed, plan_install, plan_removal
 from tr11ops.runcard.card import resolved
 from tr11ops.runcard.slurm_syntax import parse_time_limit

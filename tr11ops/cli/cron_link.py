@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
+from msgspec.structs import replace
 
+from tr11ops.base.errors import Refusal
 from tr11ops.base.stop_signals import obeying
-from tr11ops.cli.common import Refusal, directory_of, say
+from tr11ops.cli.common import directory_of, say
 from tr11ops.cli.context import RunContext
 from tr11ops.cli.cron_install import RoundSecondsOption, chain_context, keep_card, opened
 from tr11ops.cli.cron_rounds import cron_context_of, exit_code, run_cell_rounds, run_rounds, watched_cells

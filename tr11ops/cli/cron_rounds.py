@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from tr11ops.base.stop_signals import StopEvent, obeying
 from tr11ops.cli.common import directory_of, nothing_there, open_reader, read_card
@@ -19,6 +20,7 @@ from tr11ops.rundir.fallback import existing_fallback
 from tr11ops.sweep.find import studies_in
 from tr11ops.sweep.manifest import CARD
 from trainer.config.card import CardError
+from trainer.contract.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,8 +64,7 @@ def is_never_launched(directory: RunDirectory) -> bool:
     return was_never_launched(directory, open_reader(directory, "auto"))
 
 
-@dataclass(frozen=True)
-class WatchedCell:
+class WatchedCell(Record):
     """One launched cell of a study, and the job that watches it."""
 
     name: str

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
+from msgspec.structs import replace
 
+from tr11ops.base.errors import Refusal
 from tr11ops.base.observed import Unknown, cause, known, observed
-from tr11ops.cli.common import Refusal, in_time, open_reader, say
+from tr11ops.cli.common import in_time, open_reader, say
 from tr11ops.cli.context import JSON, RunContext
 from tr11ops.cli.logs_print import byte_progress
 from tr11ops.cli.logs_sources import attempt_named
@@ -115,7 +116,7 @@ class _Sight:
 
     def job(self, number: str) -> Job | None:
         """The job by the scheduler's records; None where it has none, or does not answer."""
-        from tr11ops.cluster.base import SchedulerError
+        from tr11ops.base.errors import SchedulerError
 
         if isinstance(self.scheduler, Unknown):
             return None

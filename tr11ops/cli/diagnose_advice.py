@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from tr11ops.base.observed import Unknown, known
 from tr11ops.detect import loss_not_finite

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec.structs import replace
 
+from tr11ops.base.errors import SchedulerError
 from tr11ops.base.observed import known
 from tr11ops.base.units import counted
 from tr11ops.cli.common import open_scheduler
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
 from tr11ops.cli.launch import prepare
 from tr11ops.cli.launch_view import checks_value, show_checks, show_first_data
-from tr11ops.cluster.base import SchedulerError
 from tr11ops.launch.environment import environment_checks
 from tr11ops.launch.session import check_launch
 from tr11ops.launch.setup import setup_checks

@@ -13,20 +13,11 @@ from typing import Annotated, Any
 
 import typer
 
+from tr11ops.base.errors import Refusal, SchedulerError
 from tr11ops.base.units import counted
-from tr11ops.cli.common import (
-    DryRunOption,
-    Refusal,
-    YesOption,
-    agree,
-    directory_of,
-    open_scheduler,
-    say,
-    timeout_option,
-)
+from tr11ops.cli.common import DryRunOption, YesOption, agree, directory_of, open_scheduler, say, timeout_option
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
 from tr11ops.cli.terminal import drawing_console
-from tr11ops.cluster.base import SchedulerError
 from tr11ops.launch.drill import NAMES, Drill, PhaseResult, overrides_for, phases_of, proof
 from tr11ops.runcard.card import load_card
 from tr11ops.rundir.paths import RunDirectory

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tr11ops.base.errors import Refusal
 from tr11ops.base.units import counted, duration, size
-from tr11ops.cli.common import Refusal, say
+from tr11ops.cli.common import say
 from tr11ops.cli.context import JSON, RunContext, emit
 from tr11ops.cluster.local_view import this_machine
 from tr11ops.cluster.select import has_slurm

@@ -12,9 +12,10 @@ from typing import Annotated, Any
 
 import typer
 
+from tr11ops.base.errors import Refusal
 from tr11ops.cli import completion
 from tr11ops.cli.checkpoints import resolve_step
-from tr11ops.cli.common import Refusal, read_card
+from tr11ops.cli.common import read_card
 from tr11ops.cli.context import JSON, RunContext
 from tr11ops.runcard.card import RunCard, resolved
 from tr11ops.runcard.load import apply_overrides, read_tables

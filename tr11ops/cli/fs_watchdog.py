@@ -6,23 +6,17 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from shlex import join
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec.structs import replace
 
+from tr11ops.base.errors import Refusal, SourceError
 from tr11ops.base.observed import Unknown, known
-from tr11ops.cli.common import (
-    Refusal,
-    is_terminal,
-    named_card,
-    say,
-    timeout_option,
-)
+from tr11ops.cli.common import is_terminal, named_card, say, timeout_option
 from tr11ops.cli.context import JSON, RunContext, emit
 from tr11ops.filesystems.look import SOURCES, look_at
-from tr11ops.filesystems.reading import SourceError
 from tr11ops.filesystems.report import judge, lines, value
 from tr11ops.filesystems.rights import read_drift
 from tr11ops.filesystems.runner import NicedRunner

@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tr11ops.base.errors import Refusal, SchedulerError
 from tr11ops.base.moments import since as since_when
 from tr11ops.base.observed import Unknown, cause
 from tr11ops.cli import completion
-from tr11ops.cli.common import (
-    Refusal,
-    SinceOption,
-    directory_of,
-    in_time_for_all,
-    kind_to_watch,
-    open_scheduler,
-)
+from tr11ops.cli.common import SinceOption, directory_of, in_time_for_all, kind_to_watch, open_scheduler
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext
 from tr11ops.cli.terminal import draws_unicode
-from tr11ops.cluster.base import SchedulerError
 from tr11ops.goodput.account import account
 from tr11ops.goodput.history import read_history
 from tr11ops.goodput.screen import Paper, document, screen
+from trainer.contract.record import Record
 
 if TYPE_CHECKING:
     from tr11ops.base.observed import Observed
@@ -78,8 +71,7 @@ def goodput(
         raise Refusal(f"the run's past could not be read: {look.history.attempts.why}", exit_code=3)
 
 
-@dataclass(frozen=True)
-class LookBack:
+class LookBack(Record):
     """A run's past, and the account of it until now."""
 
     card: RunCard

@@ -7,26 +7,21 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec.structs import asdict, replace
 
 from tr11ops.alerts.reading import incidents
+from tr11ops.base.errors import Refusal
 from tr11ops.base.invocation import command_for
 from tr11ops.base.moments import since as since_when
 from tr11ops.base.moments import span_seconds
 from tr11ops.base.observed import Unknown, cause, known, observed
 from tr11ops.base.units import duration
-from tr11ops.cli.common import (
-    Refusal,
-    in_time,
-    open_reader,
-    require_file,
-    say,
-)
+from tr11ops.cli.common import in_time, open_reader, require_file, say
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext
 from tr11ops.cli.terminal import draws_unicode
 from tr11ops.goodput.account import account
@@ -213,7 +208,7 @@ def _gather(
     faults = [str(fault) for fault in ledger.faults if fault.kind != "torn"]
     first, last = known(standings, (None, None))
     return HandoverMaterial(
-        **vars(assessed),
+        **asdict(assessed),
         history=history,
         goodput=account(history, now),
         incidents=seen,

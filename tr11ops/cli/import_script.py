@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tr11ops.base.errors import Refusal, ScriptError
 from tr11ops.base.units import counted
-from tr11ops.cli.common import JsonOption, Refusal, SetOption, say
+from tr11ops.cli.common import JsonOption, SetOption, say
 from tr11ops.cli.context import emit
 from tr11ops.importer.importing import import_script as read
 from tr11ops.importer.importing import write_import
 from tr11ops.importer.results import DefectSeverity, LeftReason
-from tr11ops.importer.traced import ScriptError
 
 if TYPE_CHECKING:
     from tr11ops.importer.results import Defect, Imported

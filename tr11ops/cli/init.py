@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tr11ops.base.errors import Refusal
 from tr11ops.base.units import quantity
 from tr11ops.cli import completion
-from tr11ops.cli.common import Refusal, SchedulerOption, SetOption, card_path, is_terminal, open_scheduler, say
+from tr11ops.cli.common import SchedulerOption, SetOption, card_path, is_terminal, open_scheduler, say
 from tr11ops.cluster.site import read_site
 from tr11ops.launch.first_data import dataset_suffix
 from tr11ops.launch.presets import PRESETS, preset_tables, token_count, tokens_of, with_tokens

@@ -10,14 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tr11ops.base import deadline
-from tr11ops.cli.common import (
-    DryRunOption,
-    Refusal,
-    YesOption,
-    agree,
-    say,
-    timeout_option,
-)
+from tr11ops.base.errors import Late, Refusal
+from tr11ops.cli.common import DryRunOption, YesOption, agree, say, timeout_option
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
 from tr11ops.cli.resume import let_go_on
 from tr11ops.cli.stopping import (
@@ -197,7 +191,7 @@ def _answered(run: StopContext, view: StopView, request: Request) -> Acknowledge
         return deadline.within(
             deadline.STOP_SECONDS, lambda: acknowledgements(run.directory, request.id, view.attempts)
         )
-    except deadline.Late:
+    except Late:
         return None
 
 
@@ -206,7 +200,7 @@ def _set(run: StopContext, view: StopView, request: Request, has_switch: bool) -
     directory, now = run.directory, request.kind == "kill-now"
     is_set, is_whole = has_switch and put_request(run, directory.kill_switch, request), False
     if is_set:
-        with suppress(deadline.Late):
+        with suppress(Late):
             found = deadline.within(deadline.STOP_SECONDS, lambda: read_request(directory.kill_switch, "kill"))
             is_whole = found is not None and found.id == request.id
         say(f"kill switch set: {directory.kill_switch}")

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Annotated
 
 import typer
+from msgspec.structs import replace
 
+from tr11ops.base.errors import Refusal
 from tr11ops.base.invocation import command_for
 from tr11ops.base.observed import observed
 from tr11ops.cli import completion
-from tr11ops.cli.common import (
-    CLUSTERS,
-    Refusal,
-    card_path,
-    directory_of,
-    in_time,
-    in_time_for_all,
-    open_scheduler,
-)
+from tr11ops.cli.common import CLUSTERS, card_path, directory_of, in_time, in_time_for_all, open_scheduler
 from tr11ops.cli.context import JSON, RunContext
 from tr11ops.cli.launch_kubernetes import show_manifest
 from tr11ops.cli.launch_view import print_json, show_first_data, show_view, tell_of_shortage

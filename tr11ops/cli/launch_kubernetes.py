@@ -7,7 +7,8 @@ from typing import Any
 
 import typer
 
-from tr11ops.cli.common import Refusal, card_path, say
+from tr11ops.base.errors import Refusal
+from tr11ops.cli.common import card_path, say
 from tr11ops.cli.context import RunContext, emit
 from tr11ops.launch.kubernetes import job_name, kubernetes_problems, manifest, not_carried
 from tr11ops.runcard.card import CardError, load_card

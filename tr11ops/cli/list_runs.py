@@ -11,11 +11,11 @@ from typing import Annotated, Any
 import typer
 
 from tr11ops.base import deadline
+from tr11ops.base.errors import Late, Refusal
 from tr11ops.base.observed import Unknown, cause
 from tr11ops.base.units import counted, duration
 from tr11ops.cli.common import (
     JsonOption,
-    Refusal,
     SchedulerOption,
     directory_of,
     kind_to_watch,
@@ -94,7 +94,7 @@ def _look(folder: Path, kind: str, edge: Any) -> ListedRun:
 
     try:
         return ListedRun(folder, deadline.within(deadline.LOOK_SECONDS, look))
-    except deadline.Late:
+    except Late:
         return ListedRun(folder, None, late_words(folder, deadline.LOOK_SECONDS))
     except (CardError, OSError, ValueError) as error:
         return ListedRun(folder, None, " ".join(str(error).split()))

@@ -6,21 +6,16 @@ import re
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
+from msgspec.structs import replace
 
+from tr11ops.base.errors import NoSuchAttempt, Refusal
 from tr11ops.base.moments import since as moment_of
 from tr11ops.cli import completion
-from tr11ops.cli.common import (
-    EndpointOption,
-    Refusal,
-    SinceOption,
-    VariantOption,
-    say,
-)
+from tr11ops.cli.common import EndpointOption, SinceOption, VariantOption, say
 from tr11ops.cli.context import JSON, RunContext
 from tr11ops.cli.logs_print import no_attempt, print_line, show_remote, show_summary
 from tr11ops.cli.logs_sources import attempt_named, existing, one_log, only, ranks_of, require_workers, workers
@@ -28,7 +23,7 @@ from tr11ops.logs import moments
 from tr11ops.logs.line_filter import LineQuery
 from tr11ops.logs.lines import LEVELS
 from tr11ops.logs.moments import steps_since
-from tr11ops.logs.show import NoSuchAttempt, Query
+from tr11ops.logs.show import Query
 from tr11ops.logs.tail import follow as follow_sources
 
 if TYPE_CHECKING:

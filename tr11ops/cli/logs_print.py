@@ -11,16 +11,15 @@ from pathlib import Path
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING
 
-from tr11ops.cli.common import Refusal, is_terminal, say
+from tr11ops.base.errors import HubPermanentError, HubUnavailable, NoSuchAttempt, Refusal
+from tr11ops.cli.common import is_terminal, say
 from tr11ops.cli.context import emit
 from tr11ops.hub.address import repo_of
 from tr11ops.hub.asking import TRIES, remote_retries
-from tr11ops.hub.base import HubPermanentError, HubUnavailable
 from tr11ops.hub.credentials import find_credentials
 from tr11ops.hub.remote_log import RemoteFollower, RemoteLog
 from tr11ops.logs.lines import as_typed, coloured, folded, plain
 from tr11ops.logs.reader import FileReader
-from tr11ops.logs.show import NoSuchAttempt
 from tr11ops.logs.summary import summarise
 from tr11ops.logs.summary_text import lines, value
 from tr11ops.status.remote import Outside

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tr11ops.cli.common import Refusal
+from tr11ops.base.errors import Refusal
 from tr11ops.logs.moments import numbers
 from tr11ops.logs.tail import LogSource
 from tr11ops.rundir.attempts import read_attempt_label

@@ -17,12 +17,10 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from trainer.contract.errors import NEEDS_PERSON, USAGE, Tr11Error
 from trainer.contract.record import Record
 
 EXIT_FINE = 0
-EXIT_NEEDS_PERSON = 1
-EXIT_USAGE = 2
-EXIT_UNOBSERVED = 3
 
 ERROR_SCHEMA = 1
 
@@ -265,7 +263,7 @@ def execute(arguments: Sequence[str]) -> int:
     except SystemExit as error:
         if isinstance(error.__context__, BrokenPipeError):  # typer met it first
             return _reader_left()
-        return error.code if isinstance(error.code, int) else EXIT_NEEDS_PERSON
+        return error.code if isinstance(error.code, int) else NEEDS_PERSON
     except BaseException as error:
         return _report(error, arguments)
     if status == 130:  # how typer reports Ctrl-C
@@ -300,36 +298,18 @@ def _printable(line: str) -> str:
 
 def explain(error: BaseException, command: str) -> tuple[int, str]:
     """The exit code and the words for an error; one line, but for a card with several faults."""
-    known = _explain_own(error)
-    if known is not None:
-        return known
+    if isinstance(error, Tr11Error):
+        return error.exit_code, error.sentence
     if hasattr(error, "format_message"):  # the parser's own errors, whichever library carries them
         where = getattr(getattr(error, "ctx", None), "command_path", "") or f"tr11 {command}".rstrip()
         words = " ".join(str(error.format_message()).split())
-        return EXIT_USAGE, words and f"{words} (see {where} --help)"  # without words: the help itself was shown
+        return USAGE, words and f"{words} (see {where} --help)"  # without words: the help itself was shown
     if isinstance(error, KeyboardInterrupt):
-        return EXIT_NEEDS_PERSON, "interrupted; nothing more was done"
+        return NEEDS_PERSON, "interrupted; nothing more was done"
     if isinstance(error, typer.Abort):
-        return EXIT_NEEDS_PERSON, "stopped; nothing was changed"
+        return NEEDS_PERSON, "stopped; nothing was changed"
     if isinstance(error, OSError):
         place = f"{error.filename}: " if error.filename else ""
-        return EXIT_NEEDS_PERSON, f"{place}{error.strerror or error}"
+        return NEEDS_PERSON, f"{place}{error.strerror or error}"
     words = " ".join(str(error).split())
-    return EXIT_NEEDS_PERSON, f"an error of tr11 itself: {type(error).__name__}: {words} (TR11_DEBUG=1 shows where)"
-
-
-def _explain_own(error: BaseException) -> tuple[int, str] | None:
-    """As `explain`, for the errors that tr11 raises. Their modules are looked up only if something imported them."""
-    cluster, config, common = (sys.modules.get(name) for name in _ERROR_MODULES)
-    if common and isinstance(error, common.Refusal):
-        return error.exit_code, str(error)
-    if config and isinstance(error, config.CardError):
-        return EXIT_USAGE, str(error)
-    if cluster and isinstance(error, cluster.SchedulerUnreachable):
-        return EXIT_UNOBSERVED, error.sentence
-    if cluster and isinstance(error, cluster.SchedulerError):
-        return EXIT_NEEDS_PERSON, error.sentence
-    return None
-
-
-_ERROR_MODULES = ("tr11ops.cluster.base", "trainer.config.card", "tr11ops.cli.common")
+    return NEEDS_PERSON, f"an error of tr11 itself: {type(error).__name__}: {words} (TR11_DEBUG=1 shows where)"

@@ -8,13 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tr11ops.base.errors import Refusal
 from tr11ops.base.units import counted
 from tr11ops.cli import completion
-from tr11ops.cli.common import (
-    Refusal,
-    say,
-    timeout_option,
-)
+from tr11ops.cli.common import say, timeout_option
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
 from tr11ops.cli.nodes_bench import bench_nodes
 from tr11ops.cli.nodes_change import exclude, include, let_in, readmit

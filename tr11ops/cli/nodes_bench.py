@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tr11ops.base.errors import Refusal
 from tr11ops.base.units import counted
 from tr11ops.cli import completion
-from tr11ops.cli.common import Refusal, is_terminal, say, span_option, timeout_option
+from tr11ops.cli.common import is_terminal, say, span_option, timeout_option
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext
 from tr11ops.cli.nodes_check import free_nodes, job_settings, planned_folder, shared_folder
 from tr11ops.cli.nodes_view import SCHEMA, open_nodes_context

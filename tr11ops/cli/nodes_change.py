@@ -6,19 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tr11ops.base.errors import Refusal
 from tr11ops.base.observed import cause
 from tr11ops.base.units import counted
 from tr11ops.cli import completion
-from tr11ops.cli.common import (
-    DryRunOption,
-    Refusal,
-    YesOption,
-    agree,
-    require_answer,
-    require_directory,
-    say,
-    timeout_option,
-)
+from tr11ops.cli.common import DryRunOption, YesOption, agree, require_answer, require_directory, say, timeout_option
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
 from tr11ops.cli.nodes_check import check_them, never_checked
 from tr11ops.cli.nodes_view import (

@@ -11,13 +11,14 @@ from typing import Annotated, Any
 
 import typer
 
+from tr11ops.base.errors import Refusal, SchedulerError
 from tr11ops.base.units import counted
 from tr11ops.cli import completion
-from tr11ops.cli.common import Refusal, say, timeout_option
+from tr11ops.cli.common import say, timeout_option
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext
 from tr11ops.cli.nodes_check import free_nodes, job_settings, shared_folder
 from tr11ops.cli.nodes_view import SCHEMA, NodesContext, open_nodes_context
-from tr11ops.cluster.base import JobState, SchedulerError
+from tr11ops.cluster.base import JobState
 from tr11ops.cluster.hostlist import compress
 from tr11ops.nodes.check import with_code
 from tr11ops.nodes.group_job import PROBE, GroupRequest

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec import field
+from msgspec.structs import replace
 
+from tr11ops.base.errors import NodeNameError, Refusal
 from tr11ops.base.observed import known
 from tr11ops.base.units import duration
-from tr11ops.cli.common import Refusal, kind_to_watch, not_mounted, open_scheduler, say
+from tr11ops.cli.common import kind_to_watch, not_mounted, open_scheduler, say
 from tr11ops.launch.preflight import chosen_partition
-from tr11ops.nodes.names import NodeNameError, card_exclusions, resolve
+from tr11ops.nodes.names import card_exclusions, resolve
 from tr11ops.nodes.note import support_note
 from tr11ops.nodes.queue_exclusions import RunQueue
 from tr11ops.nodes.view import queue_changes
@@ -28,6 +30,7 @@ from tr11ops.rundir.journal import user_name
 from tr11ops.rundir.node_standing import what_comes_next
 from tr11ops.rundir.shared_exclusions import SharedWord, publish, read_shared
 from trainer.contract.files import now
+from trainer.contract.record import Record
 
 if TYPE_CHECKING:
     from tr11ops.cli.context import RunContext
@@ -46,8 +49,7 @@ ReportOption = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class NodesContext:
+class NodesContext(Record):
     """A run and the cluster it runs on, as they were a moment ago. `partition` is the one that the card's jobs use."""
 
     card: RunCard

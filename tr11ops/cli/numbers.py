@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -14,6 +13,7 @@ from tr11ops.cli.context import JSON, RunContext
 from tr11ops.cli.courses import NamedCourse, course_named, course_of
 from tr11ops.curves.anomaly import NumberAnomaly
 from tr11ops.curves.judge import CurveJudgement, judge
+from trainer.contract.documents import document
 
 SCHEMA = 1
 WIDTH = 79
@@ -50,7 +50,7 @@ def numbers(
 
 
 def _document(course: NamedCourse, judged: CurveJudgement) -> dict[str, object]:
-    return {"name": course.name, "file": str(course.path), **asdict(judged)}
+    return {"name": course.name, "file": str(course.path), **document(judged)}
 
 
 def _lines(course: NamedCourse, judged: CurveJudgement) -> Iterator[str]:

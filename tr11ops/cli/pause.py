@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from tr11ops.cli.common import DryRunOption, Refusal, YesOption, agree, say
+from tr11ops.base.errors import Refusal
+from tr11ops.cli.common import DryRunOption, YesOption, agree, say
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext
 from tr11ops.cli.stopping import (
     ReasonOption,

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tr11ops.cli.common import Refusal, is_terminal
+from tr11ops.base.errors import Refusal
+from tr11ops.cli.common import is_terminal
 from tr11ops.cli.context import JSON, RunContext, emit
 from tr11ops.launch.extra_observations import user_of
 from tr11ops.rundir.permissions import PermissionWalk

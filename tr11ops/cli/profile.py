@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import Annotated
 
 import typer
+from msgspec.structs import replace
 
+from tr11ops.base.errors import Refusal
 from tr11ops.base.units import counted, duration
 from tr11ops.cli.asking import ask_training, await_answer, require_answer, seconds_to_wait, training_to_ask
-from tr11ops.cli.common import DryRunOption, Refusal, YesOption, agree, say, timeout_option
+from tr11ops.cli.common import DryRunOption, YesOption, agree, say, timeout_option
 from tr11ops.cli.context import SCHEDULER, RunContext
 from tr11ops.cli.stopping import ReasonOption, StopContext
 from trainer.contract.requests import new_request

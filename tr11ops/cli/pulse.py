@@ -7,20 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tr11ops.base import deadline
+from tr11ops.base.errors import Refusal, SchedulerError
 from tr11ops.base.observed import Unknown, observed
-from tr11ops.cli.common import (
-    DryRunOption,
-    Refusal,
-    directory_of,
-    in_time,
-    looking,
-    named_card,
-    open_reader,
-    say,
-)
+from tr11ops.cli.common import DryRunOption, directory_of, in_time, looking, named_card, open_reader, say
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
 from tr11ops.cli.launch import prepare
-from tr11ops.cluster.base import SchedulerError
 from tr11ops.launch.session import LaunchJob
 from tr11ops.runcard.card import CardError
 from tr11ops.rundir.journal import user_name

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from tr11ops.agent.mitigation import switch_of
+from tr11ops.base.errors import Refusal
 from tr11ops.base.units import counted
-from tr11ops.cli.common import Refusal, agree, say
+from tr11ops.cli.common import agree, say
 from tr11ops.cli.context import RunContext, emit
 from tr11ops.cli.launch_view import show_view, tell_of_shortage
 from tr11ops.launch.queued_cards import refused_starts

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tr11ops.cli.common import DryRunOption, Refusal, YesOption, agree, say
+from tr11ops.base.errors import Refusal
+from tr11ops.cli.common import DryRunOption, YesOption, agree, say
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext
 from tr11ops.cli.stopping import ReasonOption, StopContext, record, require_switch, run_to_stop, standing_lines
 from tr11ops.cli.terminal import hanging, plain_text
@@ -21,6 +21,7 @@ from tr11ops.queue.held_jobs import can_modify, held_jobs, record_of, release
 from tr11ops.queue.stop import leaving
 from tr11ops.rundir.hold_store import held_by_tr11, read_holds
 from tr11ops.rundir.paths import remove_stop_file
+from trainer.contract.record import Record
 from trainer.contract.recovery import IterationRange, read_recovery
 from trainer.contract.requests import read_request
 
@@ -35,8 +36,7 @@ LEAVING_SECONDS = 120.0  # for an attempt whose trainer has ended to hold what i
 POLL_SECONDS = 1.0
 
 
-@dataclass(frozen=True)
-class Undoing:
+class Undoing(Record):
     """What stands in the run's way. `holds` name what tr11 has held; `foreign` are jobs that someone else holds;
     `others` jobs that tr11 holds and that only their owner may release; `left_over` those that tr11 holds and that have
     nothing left to do, because the training is finished; `refused` those that the trainer would refuse, and why."""
@@ -90,8 +90,7 @@ def resume(
     done.leave(context.as_json)
 
 
-@dataclass(frozen=True)
-class ResumeResult:
+class ResumeResult(Record):
     """What was released. `action`: resumed, nothing (nothing stood in the way), or dry-run.
 
     `missing` says what still keeps the run from going on, "" for nothing; `exit_code` is 1 where a person is needed

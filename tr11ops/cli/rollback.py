@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tr11ops.base.errors import NotPossible, Refusal, TrainerAlive
 from tr11ops.base.units import counted
 from tr11ops.checkpoints.rollback import (
-    NotPossible,
     SkipFrom,
-    TrainerAlive,
     carry_out,
     claimed,
     finish_pending,
@@ -22,14 +21,15 @@ from tr11ops.checkpoints.trainer_alive import look_for_trainer
 from tr11ops.cli import completion
 from tr11ops.cli.checkpoints_keep import open_catalogue
 from tr11ops.cli.checkpoints_verify import read_them
-from tr11ops.cli.common import DryRunOption, Refusal, YesOption, agree, say
+from tr11ops.cli.common import DryRunOption, YesOption, agree, say
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext
 from tr11ops.cli.stopping import ReasonOption, StopContext, run_to_stop
 from tr11ops.cluster.pending_reasons import is_held
 from tr11ops.rundir.claims import ClaimTaken
 from trainer.contract.checkpoint_names import read_latest
+from trainer.contract.errors import RangeError
 from trainer.contract.recovery import read_recovery
-from trainer.schedule.skip import RangeError, parse_range
+from trainer.schedule.skip import parse_range
 
 if TYPE_CHECKING:
     from tr11ops.checkpoints.catalogue import Catalogue

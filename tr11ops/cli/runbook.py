@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
+from tr11ops.base.errors import Refusal
 from tr11ops.base.runbook_pages import page_lines, page_names, page_title, pages_about
-from tr11ops.cli.common import JsonOption, Refusal
+from tr11ops.cli.common import JsonOption
 from tr11ops.cli.context import emit
 from tr11ops.detect.runbooks import page_of, page_of_word
 

@@ -11,18 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tr11ops.base.errors import Refusal
 from tr11ops.base.units import counted
-from tr11ops.cli.common import (
-    Refusal,
-    in_time,
-    is_terminal,
-    kind_to_watch,
-    looking,
-    open_scheduler,
-    timeout_option,
-)
+from tr11ops.cli.common import in_time, is_terminal, kind_to_watch, looking, open_scheduler, timeout_option
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext
 from tr11ops.cli.status_watch import look_again
+from trainer.contract.record import Record
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -78,8 +72,7 @@ def stacks(
     raise typer.Exit(frame.exit_code)
 
 
-@dataclass(frozen=True)
-class _Frame:
+class _Frame(Record):
     """One look, as it is printed."""
 
     seen: StacksLook

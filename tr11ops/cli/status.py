@@ -10,16 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tr11ops.cli.common import (
-    EndpointOption,
-    Refusal,
-    VariantOption,
-    in_time,
-    kind_to_watch,
-    late_words,
-    looking,
-    say,
-)
+from tr11ops.base.errors import Refusal
+from tr11ops.cli.common import EndpointOption, VariantOption, in_time, kind_to_watch, late_words, looking, say
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
 from tr11ops.cli.terminal import drawing_console, lines_to_fill, status_screen
 from trainer.contract.record import Record
@@ -155,7 +147,8 @@ class View(Record):
 
     def look(self) -> StatusResult:
         """One look within its deadline; one that is late saw nothing."""
-        from tr11ops.base.deadline import LOOK_SECONDS, Late, within
+        from tr11ops.base.deadline import LOOK_SECONDS, within
+        from tr11ops.base.errors import Late
         from tr11ops.base.observed import Unknown
         from tr11ops.status.assessment import nothing_seen
 
@@ -177,8 +170,8 @@ class View(Record):
 
 
 def _view(context: RunContext, digests: bool) -> View:
+    from tr11ops.base.errors import SchedulerError
     from tr11ops.cluster.ahead import AskedAhead
-    from tr11ops.cluster.base import SchedulerError
     from tr11ops.cluster.select import choose_scheduler
 
     card, directory = context.card, context.directory

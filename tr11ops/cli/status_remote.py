@@ -7,10 +7,12 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tr11ops.cli.common import Refusal, say
+from tr11ops.base.errors import Refusal
+from tr11ops.cli.common import say
 from tr11ops.cli.context import emit
 from tr11ops.cli.status_watch import look_again
 from tr11ops.cli.terminal import drawing_console, status_screen
+from trainer.contract.record import Record
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -32,8 +34,7 @@ class HubSilent(Refusal):
         self.wait = wait
 
 
-@dataclass(frozen=True)
-class RemoteLook:
+class RemoteLook(Record):
     """One look from outside."""
 
     view: RemoteView
@@ -65,7 +66,7 @@ class RemoteReader:
 
     def look(self) -> RemoteLook:
         """Raises Refusal: what is asked for is not there or not for us; HubSilent: nothing may be concluded."""
-        from tr11ops.hub.base import HubPermanentError, HubUnavailable
+        from tr11ops.base.errors import HubPermanentError, HubUnavailable
         from tr11ops.status.remote import NoSuchVariant
 
         where = f"--remote {self.repository}"

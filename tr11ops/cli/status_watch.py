@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from tr11ops.base.errors import Refusal
 from tr11ops.base.units import duration
-from tr11ops.cli.common import Refusal, say
+from tr11ops.cli.common import say
 from tr11ops.cli.context import emit
 from tr11ops.cli.terminal import drawing_console
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from tr11ops.base import deadline
+from tr11ops.base.errors import Refusal, SchedulerError
 from tr11ops.base.invocation import command_for
 from tr11ops.base.observed import cause, known, observed
 from tr11ops.base.units import counted, duration
-from tr11ops.cli.common import Refusal, in_time, looking, not_mounted, nothing_there, open_scheduler, say
-from tr11ops.cluster.base import SchedulerError
+from tr11ops.cli.common import in_time, looking, not_mounted, nothing_there, open_scheduler, say
 from tr11ops.cluster.parts import covers
 from tr11ops.cluster.pending_reasons import is_held
 from tr11ops.observe.mounted import look_for_directory
@@ -32,6 +32,7 @@ from tr11ops.rundir.kill_switch import (
     other_ways,
     place_fault,
 )
+from trainer.contract.record import Record
 
 if TYPE_CHECKING:
     from tr11ops.cli.context import RunContext
@@ -48,8 +49,7 @@ ReasonOption = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class StopContext:
+class StopContext(Record):
     """A run, the scheduler that it was launched on, and who looks; `typed` is the card as the person named it."""
 
     card: RunCard

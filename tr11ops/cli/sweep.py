@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tr11ops.base.errors import SweepError
 from tr11ops.base.units import counted
 from tr11ops.cli.common import DryRunOption, open_scheduler
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
@@ -20,7 +21,7 @@ from tr11ops.cli.sweep_view import SCHEMA, aligned, refusals, study_status
 from tr11ops.launch.rehearse import card_text
 from tr11ops.launch.session import LaunchJob
 from tr11ops.runcard.card import RunCard, load_card
-from tr11ops.sweep.grid import SweepError, parse_axis
+from tr11ops.sweep.grid import parse_axis
 from tr11ops.sweep.manifest import create, manifest_of, require_free
 from tr11ops.sweep.plan import SweepPlan, SweepRequest, plan_sweep
 from tr11ops.sweep.rule import BatchRule

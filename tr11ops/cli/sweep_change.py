@@ -7,15 +7,8 @@ from typing import Annotated
 
 import typer
 
-from tr11ops.cli.common import (
-    DryRunOption,
-    JsonOption,
-    Refusal,
-    SchedulerOption,
-    YesOption,
-    agree,
-    say,
-)
+from tr11ops.base.errors import Refusal
+from tr11ops.cli.common import DryRunOption, JsonOption, SchedulerOption, YesOption, agree, say
 from tr11ops.cli.context import emit
 from tr11ops.cli.sweep_send import AtOnceOption, WhyOption, cell_checks, cell_job, send_array, show_cell_checks
 from tr11ops.cli.sweep_view import SCHEMA, FolderArgument, look_at, open_study, refusals, show_table

@@ -11,8 +11,9 @@ from typing import Annotated
 
 import typer
 
+from tr11ops.base.errors import Refusal
 from tr11ops.base.units import timestamp
-from tr11ops.cli.common import JsonOption, Refusal, SchedulerOption, require_file, say
+from tr11ops.cli.common import JsonOption, SchedulerOption, require_file, say
 from tr11ops.cli.compare import PLOT_LINES, WIDTH, comparison_document, comparison_lines
 from tr11ops.cli.context import answer
 from tr11ops.cli.courses import FromOption, ToOption, range_of_options

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec.structs import replace
 
 from tr11ops.cli.common import directory_of, open_scheduler, say
 from tr11ops.cli.launch_view import checks_value, show_checks

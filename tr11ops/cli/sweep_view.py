@@ -4,36 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tr11ops.base.errors import Refusal, SweepError
 from tr11ops.base.observed import Unknown
 from tr11ops.base.units import finite
-from tr11ops.cli.common import (
-    CLUSTERS,
-    JsonOption,
-    Refusal,
-    SchedulerOption,
-    in_time,
-    looking,
-    open_if_there,
-    read_card,
-    say,
-)
+from tr11ops.cli.common import CLUSTERS, JsonOption, SchedulerOption, in_time, looking, open_if_there, read_card, say
 from tr11ops.cli.context import emit
 from tr11ops.cli.status_watch import look_again
 from tr11ops.cli.terminal import USUAL, drawing_console
 from tr11ops.cluster.shared import SharedOverview
 from tr11ops.sweep.cards import CellCard, read_cell_card
 from tr11ops.sweep.find import find_study
-from tr11ops.sweep.grid import SweepError
 from tr11ops.sweep.look import CellProgress, CellState, NoScheduler, look_at_cell
 from tr11ops.sweep.manifest import CARD, SweepManifest, require_manifest
 from trainer.config.card import CardError
+from trainer.contract.record import Record
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -63,8 +53,7 @@ def refusals() -> Iterator[None]:
         raise Refusal(str(error), error.exit_code) from None
 
 
-@dataclass(frozen=True)
-class Study:
+class Study(Record):
     """A study on disk: its folder, its manifest, and each cell's card by name."""
 
     folder: Path
@@ -102,8 +91,7 @@ def _load(path: Path, overrides: Sequence[str]) -> RunCard:
     return read_card(str(path), overrides)
 
 
-@dataclass(frozen=True)
-class StudyLook:
+class StudyLook(Record):
     """A study at one moment. `scheduler` is None where there is none, and `no_scheduler` says why."""
 
     study: Study

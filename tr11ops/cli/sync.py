@@ -12,25 +12,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tr11ops.base.errors import (
+    Busy,
+    CredentialsError,
+    HubError,
+    HubPermanentError,
+    HubUnavailable,
+    PublicRepository,
+    Refusal,
+)
 from tr11ops.base.observed import cause
 from tr11ops.base.stop_signals import StopEvent, obeying
 from tr11ops.base.units import counted, duration, size
-from tr11ops.cli.common import (
-    Refusal,
-    agree,
-    directory_of,
-    is_terminal,
-    say,
-)
+from tr11ops.cli.common import agree, directory_of, is_terminal, say
 from tr11ops.cli.context import JSON, RunContext, emit
 from tr11ops.cli.progress import ByteProgress, by_file
-from tr11ops.hub.base import HubError, HubPermanentError, HubUnavailable, Repository, hub_retries
+from tr11ops.hub.base import Repository, hub_retries
 from tr11ops.hub.client import Hub
-from tr11ops.hub.credentials import CredentialsError, find_credentials
-from tr11ops.hub.sync import Busy, preview, sync_once
+from tr11ops.hub.credentials import find_credentials
+from tr11ops.hub.sync import preview, sync_once
 from tr11ops.hub.sync_files import RunningDigests
 from tr11ops.hub.sync_loop import LoopClock, follow, seconds_of
-from tr11ops.hub.sync_round import PublicRepository, SyncSettings
+from tr11ops.hub.sync_round import SyncSettings
 from tr11ops.hub.sync_state import is_confirmed, write_confirmed, write_revoked
 from tr11ops.status.publish import document
 

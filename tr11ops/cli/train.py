@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tr11ops.agent.rendezvous import RendezvousError, read_rendezvous
-from tr11ops.cli.common import Refusal, directory_of, open_scheduler, say, span_option
+from tr11ops.agent.rendezvous import read_rendezvous
+from tr11ops.base.errors import Refusal, RendezvousError
+from tr11ops.cli.common import directory_of, open_scheduler, say, span_option
 from tr11ops.cli.context import RunContext
 from tr11ops.cluster.sbatch_script import code_root
 from tr11ops.launch.facts import LaunchRequest, observe_launch

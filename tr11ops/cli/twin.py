@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tr11ops.base.errors import Refusal, TwinError
 from tr11ops.base.units import counted
-from tr11ops.cli.common import JsonOption, Refusal, say
+from tr11ops.cli.common import JsonOption, say
 from tr11ops.cli.context import emit
 from tr11ops.cli.terminal import drawing_console
 from tr11ops.cli.twin_faults import DirectoryOption, NameOption, fault, fault_line, fault_object, heal
 from tr11ops.cluster.hostlist import compress
 from tr11ops.twin.faults import active
-from tr11ops.twin.plan import TwinError, TwinPlan
+from tr11ops.twin.plan import TwinPlan
 from tr11ops.twin.services import advice
 from tr11ops.twin.twin import Twin
 

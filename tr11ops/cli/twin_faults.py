@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tr11ops.base.errors import Refusal, TwinError
 from tr11ops.base.units import duration
 from tr11ops.cli import completion
-from tr11ops.cli.common import JsonOption, Refusal, say, span_option
+from tr11ops.cli.common import JsonOption, say, span_option
 from tr11ops.cli.context import emit
 from tr11ops.cli.terminal import drawing_console
 from tr11ops.cluster.hostlist import expand
 from tr11ops.twin.fault_kinds import KINDS, find_kind
 from tr11ops.twin.faults import heal as heal_twin
 from tr11ops.twin.faults import inject
-from tr11ops.twin.plan import TwinError
 from tr11ops.twin.twin import HOME_VARIABLE, NAME_VARIABLE, Twin
 
 if TYPE_CHECKING:

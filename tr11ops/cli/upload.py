@@ -13,29 +13,23 @@ import typer
 
 from tr11ops import __version__
 from tr11ops.backup.claim import ArchiveLock, ArchiveLocked
+from tr11ops.base.errors import CredentialsError, FileChanged, HubError, HubUnavailable, Refusal, UploadRefused
 from tr11ops.base.observed import cause
 from tr11ops.base.units import size
 from tr11ops.cli import completion
-from tr11ops.cli.common import (
-    Refusal,
-    YesOption,
-    agree,
-    directory_of,
-    say,
-)
+from tr11ops.cli.common import YesOption, agree, directory_of, say
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
 from tr11ops.cli.goodput import look_back
 from tr11ops.cli.progress import ByteProgress, by_file
 from tr11ops.cli.upload_export import export
 from tr11ops.cli.upload_job import BYTES_OF, UploadJob, job_of
 from tr11ops.goodput.until_checkpoint import past_until
-from tr11ops.hub.base import HubError, HubUnavailable, hub_retries
+from tr11ops.hub.base import hub_retries
 from tr11ops.hub.client import Hub
-from tr11ops.hub.content import FileChanged
-from tr11ops.hub.credentials import CredentialsError, find_credentials
+from tr11ops.hub.credentials import find_credentials
 from tr11ops.hub.model_card import model_card
 from tr11ops.hub.model_facts import model_facts, read_losses
-from tr11ops.hub.upload import UploadRefused, overwritten, publish
+from tr11ops.hub.upload import overwritten, publish
 from tr11ops.rundir.journal import Journal
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ import json
 import tempfile
 from typing import TYPE_CHECKING, Any
 
-from tr11ops.cli.common import Refusal, say
+from tr11ops.base.errors import Refusal
+from tr11ops.cli.common import say
 from tr11ops.cli.progress import ByteProgress
 from tr11ops.cli.trainer_child import ask_checkpoint_module
 from tr11ops.hub.upload import ROOM

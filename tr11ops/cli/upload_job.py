@@ -6,12 +6,12 @@ import hashlib
 import json
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tr11ops.base.errors import Refusal
 from tr11ops.cli.checkpoints import resolve_step
-from tr11ops.cli.common import Refusal, directory_of
+from tr11ops.cli.common import directory_of
 from tr11ops.hub.address import endpoint_of
 from tr11ops.hub.base import DEFAULT_BRANCH, Repository
 from tr11ops.hub.upload import Work
@@ -20,6 +20,7 @@ from tr11ops.rundir.copies import identity_of
 from tr11ops.rundir.tokenizer import tokenizer_place, workers_environment
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.manifest import Manifest
+from trainer.contract.record import Record
 from trainer.schedule.flops import count_parameters
 
 if TYPE_CHECKING:
@@ -28,8 +29,7 @@ if TYPE_CHECKING:
 BYTES_OF = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
-@dataclass(frozen=True)
-class UploadJob:
+class UploadJob(Record):
     """One upload, before anything is done."""
 
     card: RunCard

@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from tr11ops.cluster.base import Job, Node, Overview, SchedulerClock, SchedulerError
+from tr11ops.base.errors import SchedulerError
+from tr11ops.cluster.base import Job, Node, Overview, SchedulerClock
 
 T = TypeVar("T")
 

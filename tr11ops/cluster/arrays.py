@@ -5,21 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from tr11ops.base.errors import ArraySyntaxError
 from trainer.contract.record import Record
 
 LARGEST_ARRAY_INDEX = 4_000_000  # Slurm's MaxArraySize cannot be configured beyond this
 MOST_ARRAY_TASKS = 10_000  # of one submission
 NO_TASK = 0xFFFFFFFE  # Slurm's "none": a file's name has it for the task of a job that is no array's
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
-
-
-class ArraySyntaxError(ValueError):
-    """The text is no array. `rule` says what is wrong and `fix` what to write instead."""
-
-    def __init__(self, rule: str, fix: str = "use 1-10") -> None:
-        super().__init__(f"{rule}; {fix}")
-        self.rule = rule
-        self.fix = fix
 
 
 class ArraySpec(Record):

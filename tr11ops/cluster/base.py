@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import field
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from tr11ops.base.retry import Unavailable
+from msgspec import field
+
 from tr11ops.cluster.node_states import StateAnswer, is_gone, is_silent, may_start
 from trainer.contract.record import Record
 
@@ -173,22 +173,6 @@ class TestResult(Record):
     accepted: bool
     message: str
     is_of_the_moment: bool = False
-
-
-class SchedulerError(Exception):
-    """The scheduler refused a request; the text is one line, fit to be shown. `sentence`: the same with who said it."""
-
-    @property
-    def sentence(self) -> str:
-        return f"the scheduler refused: {self}"
-
-
-class SchedulerUnreachable(SchedulerError, Unavailable):
-    """The scheduler did not answer: the state is unknown, and nothing may be concluded from it."""
-
-    @property
-    def sentence(self) -> str:
-        return f"the scheduler did not answer: {self}; nothing may be concluded, try again"
 
 
 class Overview(Protocol):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
-from tr11ops.cluster.base import SchedulerError, SchedulerUnreachable
+from tr11ops.base.errors import SchedulerError, SchedulerUnreachable
 from tr11ops.cluster.site import ACCOUNTING_SECONDS, SiteRules
 from tr11ops.cluster.slurm_command import CommandRunner, ask_about_site, run_command
 from tr11ops.cluster.slurm_text import limit_seconds, node_names, records, time_stamp
+from trainer.contract.record import Record
 
 _BUDGET = re.compile(r"(?P<resource>[^=,]+)=(?P<limit>\d+)\((?P<used>\d+)\)")  # an unlimited one is `cpu=N(12)`
 _LIMIT = re.compile(r"(?P<resource>[^=,]+)=(?P<limit>\d+)(\(\d+\))?(?=,|$)")  # `node=4(2)`; of one job `node=4`
@@ -21,8 +21,7 @@ USUAL_QUALITY = "normal"  # that Slurm makes for each cluster
 Level: TypeAlias = tuple[str, Mapping[str, str]]  # who owns a limit, and the record that has it
 
 
-@dataclass(frozen=True)
-class Reservation:
+class Reservation(Record):
     """A reservation: when it begins and ends, in seconds since the epoch; None where that is not told.
 
     `nodes`: those that its jobs get; empty where it has none of its own, or its jobs may take others too.
@@ -34,8 +33,7 @@ class Reservation:
     nodes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class ResourceBudget:
+class ResourceBudget(Record):
     """Minutes of a resource (`cpu`, `node`, `gres/gpu`) that an account or QoS may use in all, and has used."""
 
     owner: str
@@ -48,8 +46,7 @@ class ResourceBudget:
         return self.limit - self.used
 
 
-@dataclass(frozen=True)
-class ResourceLimit:
+class ResourceLimit(Record):
     """How much of a resource (`cpu`, `node`, `gres/gpu`) jobs of an account or QoS may have at one time.
 
     `job` and `queued job` stand for how many may run, and may be queued or run. `is_of_one_job`: each job by itself may
@@ -63,8 +60,7 @@ class ResourceLimit:
     of_each: str = ""
 
 
-@dataclass(frozen=True)
-class Grants:
+class Grants(Record):
     """`reservation` is None where none was asked for, or there is none of that name.
 
     Limits are those that Slurm goes by: of the partition's QoS, else of the job's, else of the associations. A job's

@@ -5,14 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from tr11ops.base.errors import HostlistError
+
 MAXIMUM_NAMES = 65_536  # Slurm's own bound for one range; a longer list is a mistake, not a cluster
 
 _LAST_NUMBER = re.compile(r"(.*?)(\d{1,18})", re.DOTALL)
 _RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
-
-
-class HostlistError(ValueError):
-    """A text is no host list; the message is one line."""
 
 
 def expand(text: str) -> tuple[str, ...]:

@@ -9,18 +9,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from signal import Signals
 
-from tr11ops.cluster.base import (
-    BatchRequest,
-    Job,
-    Node,
-    Partition,
-    SchedulerError,
-    TestResult,
-)
+from msgspec.structs import replace
+
+from tr11ops.base.errors import SchedulerError
+from tr11ops.cluster.base import BatchRequest, Job, Node, Partition, TestResult
 from tr11ops.cluster.local_environment import DEVICES_VARIABLE, submitted_environment
 from tr11ops.cluster.local_machine import GpuList, local_nodes, look_at_gpus, node_names, open_to
 from tr11ops.cluster.local_records import (

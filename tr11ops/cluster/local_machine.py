@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Sequence
-from dataclasses import replace
 
+from msgspec.structs import replace
+
+from tr11ops.base.errors import Unanswered
 from tr11ops.base.nvidia import NO_PROGRAM, Gpu, list_gpus, visible
-from tr11ops.base.probes import LocalCommands, Unanswered
+from tr11ops.base.probes import LocalCommands
 from tr11ops.cluster.local_records import LocalSettings
 from trainer.contract.record import Record
 

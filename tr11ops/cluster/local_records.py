@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import asdict, replace
 
 from tr11ops.cluster.base import BatchRequest, JobState
 from trainer.contract.record import Record
@@ -39,7 +40,7 @@ class LocalSettings(Record):
 
         Raises ValueError with the fault.
         """
-        known = {entry.name for entry in fields(LocalSettings)}
+        known = set(LocalSettings.__struct_fields__)
         for key, setting in value.items():
             if key not in known:
                 raise ValueError(f"unknown key {key!r}: the keys are {', '.join(sorted(known))}")
@@ -81,11 +82,13 @@ class TaskRecord(Record):
     batch: ProcessMark | None = None  # the batch script
 
     def to_json(self) -> dict[str, Any]:
-        told = {name: value for name, value in vars(self).items() if name != "gpus" or value}  # an older tr11 reads it
+        told = {
+            name: value for name, value in asdict(self).items() if name != "gpus" or value
+        }  # an older tr11 reads it
         return {
             **told,
-            "step": vars(self.step) if self.step else None,
-            "batch": vars(self.batch) if self.batch else None,
+            "step": asdict(self.step) if self.step else None,
+            "batch": asdict(self.batch) if self.batch else None,
         }
 
     @staticmethod
@@ -148,14 +151,14 @@ class LocalSubmission(Record):
         """As JSON. The script and the environment are not in it: they lie in files of their own."""
         request = {"working_directory": str(self.request.working_directory), "script": "", "environment": {}}
         return {
-            **vars(self),
-            "request": {**vars(self.request), **request},
+            **asdict(self),
+            "request": {**asdict(self.request), **request},
             "waiting": [
                 {"task_ids": [task.task_id for task in group], "held": held, "excluded": excluded}
                 for (held, excluded), group in waiting_groups(self.waiting).items()
             ],
             "tasks": [task.to_json() for task in self.tasks],
-            "dropped": [vars(dropped) for dropped in self.dropped],
+            "dropped": [asdict(dropped) for dropped in self.dropped],
         }
 
     @staticmethod

@@ -6,11 +6,13 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
+from msgspec.structs import replace
+
 import tr11ops
-from tr11ops.cluster.base import JobState, SchedulerError
+from tr11ops.base.errors import SchedulerError
+from tr11ops.cluster.base import JobState
 from tr11ops.cluster.local_records import SUPERVISOR_MODULE, TaskRecord
 from tr11ops.cluster.local_store import LocalStore
 from tr11ops.cluster.process_marks import boot_mark

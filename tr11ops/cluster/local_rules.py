@@ -6,10 +6,11 @@ import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import Enum
 
+from tr11ops.base.errors import ArraySyntaxError, SchedulerError
 from tr11ops.base.nvidia import uuids
 from tr11ops.base.units import counted
-from tr11ops.cluster.arrays import ArraySpec, ArraySyntaxError, named_tasks, parse_array
-from tr11ops.cluster.base import BatchRequest, JobState, SchedulerError
+from tr11ops.cluster.arrays import ArraySpec, named_tasks, parse_array
+from tr11ops.cluster.base import BatchRequest, JobState
 from tr11ops.cluster.hostlist import compress
 from tr11ops.cluster.local_machine import LocalNode
 from tr11ops.cluster.local_records import (

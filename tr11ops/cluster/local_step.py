@@ -23,10 +23,10 @@ from tr11ops.cluster.base import JobState
 from tr11ops.cluster.local_processes import descendants, send
 from tr11ops.cluster.local_records import ProcessMark
 from tr11ops.cluster.process_marks import mark
+from trainer.contract.record import Record
 
 
-@dataclass(frozen=True)
-class BatchCommand:
+class BatchCommand(Record):
     """What a keeper runs: the batch script with its interpreter, and its surroundings."""
 
     arguments: list[str]
@@ -36,8 +36,7 @@ class BatchCommand:
     claims: tuple[int, ...] = ()  # descriptors that the keeper holds as long as it lives
 
 
-@dataclass(frozen=True)
-class StepHandle:
+class StepHandle(Record):
     """The supervisor's handle on a keeper. `status` gives JSON lines, `control` takes signal names."""
 
     pid: int

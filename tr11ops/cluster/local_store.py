@@ -23,13 +23,13 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tr11ops.cluster.base import SchedulerError, SchedulerUnreachable
+from tr11ops.base.errors import SchedulerError, SchedulerUnreachable
 from tr11ops.cluster.local_records import LocalSettings, LocalSubmission, simulated_nodes
 from tr11ops.cluster.local_rules import parse_dependency
+from trainer.contract.documents import document
 
 LOCK_PATIENCE_SECONDS = 30.0
 FOLDER_VARIABLE = "TR11_LOCAL_SCHEDULER"
@@ -106,7 +106,7 @@ class LocalStore:
 
     def save_settings(self, settings: LocalSettings) -> None:
         if settings != self.settings():
-            write_file(self.folder / "settings.json", json.dumps(asdict(settings)))
+            write_file(self.folder / "settings.json", json.dumps(document(settings)))
 
     # ------------------------------------------------------------------------- submissions
     def job_folder(self, job_id: int) -> Path:

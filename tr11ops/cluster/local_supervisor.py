@@ -15,14 +15,15 @@ import socket
 import sys
 import time
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
+from msgspec.structs import replace
 
+from tr11ops.base.errors import SchedulerError
 from tr11ops.base.nvidia import uuids
 from tr11ops.base.processes import adopt_orphans, show_as
-from tr11ops.cluster.base import JobState, SchedulerError
+from tr11ops.cluster.base import JobState
 from tr11ops.cluster.gpu_claims import claim_free
 from tr11ops.cluster.local_environment import DEVICES_VARIABLE, interpreter, task_environment
 from tr11ops.cluster.local_machine import GpuList, LocalNode, local_nodes, look_at_gpus, open_to
@@ -286,7 +287,7 @@ class Supervisor:
             submission = self.store.load(self.job_id)
             for record in submission.tasks if submission else ():
                 if submission is not None and record.raw_id == raw_id:
-                    self.store.save(submission.with_task(replace(record, **changes)))  # type: ignore[arg-type]
+                    self.store.save(submission.with_task(replace(record, **changes)))
 
     # ------------------------------------------------------------------------- waiting
     def _help_dead_peers(self) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from tr11ops.cluster.arrays import format_ranges, named_tasks
 from tr11ops.cluster.base import Job

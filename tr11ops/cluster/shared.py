@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from tr11ops.cluster.base import Job, Node, Overview, SchedulerError
+from tr11ops.base.errors import SchedulerError
+from tr11ops.cluster.base import Job, Node, Overview
 
 T = TypeVar("T")
 

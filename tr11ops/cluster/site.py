@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
-from tr11ops.base.newer import NewerFileError, replace_json
-from tr11ops.cluster.base import SchedulerUnreachable
+from tr11ops.base.errors import NewerFileError, SchedulerUnreachable
+from tr11ops.base.newer import replace_json
 from tr11ops.cluster.slurm_command import COMMAND_SECONDS, CommandRunner, ask_about_site, run_command
 from tr11ops.cluster.slurm_text import time_stamp
+from trainer.contract.record import Record
 
 SCHEMA = 1
 ACCOUNTING_SECONDS = 8.0  # slurmdbd that is frozen keeps its clients for minutes; what it tells is not needed
@@ -20,8 +20,7 @@ _ENFORCES_LIMITS = re.compile(r"\b(limits|safe|all)\b")
 _SETTING = re.compile(r"^(?P<key>\w+)\s+= ?(?P<value>.*)$", re.MULTILINE)
 
 
-@dataclass(frozen=True)
-class SiteRules:
+class SiteRules(Record):
     """What a site allows. None: no such rule, or it is not told.
 
     `largest_array_size` is Slurm's MaxArraySize: indices must stay below it, and 0 or 1 switches arrays off. `jobs`

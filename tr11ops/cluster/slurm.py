@@ -5,20 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
+from msgspec.structs import replace
+
+from tr11ops.base.errors import SchedulerError, SchedulerUnreachable
 from tr11ops.cluster import slurm_nodes, slurm_table, slurm_text
 from tr11ops.cluster.arrays import task_numbers
-from tr11ops.cluster.base import (
-    BatchRequest,
-    Job,
-    JobState,
-    Node,
-    Partition,
-    SchedulerError,
-    SchedulerUnreachable,
-    TestResult,
-)
+from tr11ops.cluster.base import BatchRequest, Job, JobState, Node, Partition, TestResult
 from tr11ops.cluster.parts import covered, names_of
 from tr11ops.cluster.pending_reasons import is_held
 from tr11ops.cluster.sbatch_options import sbatch_options

@@ -9,11 +9,11 @@ import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
 
-from tr11ops.cluster.base import SchedulerUnreachable
+from tr11ops.base.errors import SchedulerUnreachable
+from trainer.contract.record import Record
 
 POLITE_SECONDS = 2.0  # from TERM to KILL, and for the last lines of one that has ended
 COMMAND_SECONDS = 60.0  # for one command, where its caller does not say
@@ -23,8 +23,7 @@ _KEPT = {"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"} | _SITE_DEFAULTS
 _SLURM = re.compile(r"(SLURM|SLURMD|SBATCH|SQUEUE|SINFO|SCANCEL|SCONTROL|SRUN|SALLOC)_")
 
 
-@dataclass(frozen=True)
-class CommandResult:
+class CommandResult(Record):
     """What a command left behind; `returncode` is None when it was stopped at the awaited words."""
 
     returncode: int | None

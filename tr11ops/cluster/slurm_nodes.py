@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from tr11ops.cluster.base import Node
 from tr11ops.cluster.gres import gpu_count, gpu_kind_of

@@ -6,10 +6,11 @@ import re
 from collections.abc import Mapping
 from datetime import datetime
 
+from tr11ops.base.errors import HostlistError
 from tr11ops.cluster.arrays import NO_TASK, task_numbers
 from tr11ops.cluster.base import Job, JobState, Node, Partition
 from tr11ops.cluster.gres import gpu_count, gpu_kind_of
-from tr11ops.cluster.hostlist import HostlistError, expand
+from tr11ops.cluster.hostlist import expand
 from tr11ops.cluster.node_states import state_words
 from tr11ops.cluster.passed_options import gpus_of
 

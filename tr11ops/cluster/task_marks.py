@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from tr11ops.cluster.arrays import named_tasks
 from tr11ops.cluster.base import Job, JobState

@@ -16,11 +16,14 @@ import secrets
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from msgspec import field
+from msgspec.structs import replace
+
+from tr11ops.base.errors import ChainBusy, SchedulerError, SchedulerUnreachable
 from tr11ops.base.observed import cause
-from tr11ops.cluster.base import BatchRequest, Job, Scheduler, SchedulerError, SchedulerUnreachable
+from tr11ops.cluster.base import BatchRequest, Job, Scheduler
 from tr11ops.cluster.passed_options import of_any_job, options_of
 from tr11ops.cron.jobs import ChainName
 from tr11ops.cron.output import stamp
@@ -31,6 +34,7 @@ from tr11ops.runcard.slurm_syntax import parse_time_limit
 from tr11ops.rundir.claims import TOLERANCE_SECONDS, Claim, ClaimFolder
 from tr11ops.rundir.cron_records import ChainState, chain_file, cron_folder, write_chain
 from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.record import Record
 from trainer.contract.sharing import make_shared
 
 T = TypeVar("T")
@@ -40,12 +44,7 @@ INSTALL_SECONDS = 300.0  # how long an install on another host may take before i
 _COMMENT = re.compile(r"tr11-cron:(hourly|daily):([0-9a-f]{8}):(\d{1,15})@([0-9a-f]{12})(?![0-9a-f])")
 
 
-class ChainBusy(SchedulerError):
-    """Someone else installs this chain at this moment."""
-
-
-@dataclass(frozen=True)
-class Link:
+class Link(Record):
     """One job of a chain that is not over. `due` is the point of the schedule that it is for (epoch seconds)."""
 
     token: str
@@ -57,8 +56,7 @@ class Link:
         return int(self.job.raw_id)
 
 
-@dataclass(frozen=True)
-class ChainContext:
+class ChainContext(Record):
     """One chain of a run, and where it lives. `words` are added to what each link runs."""
 
     name: ChainName
@@ -196,8 +194,7 @@ def _record(context: ChainContext, number: str, due: int) -> None:
 
 
 # ----------------------------------------------------------------------------- install and remove
-@dataclass(frozen=True)
-class Installed:
+class Installed(Record):
     """`is_new` is False when a living chain was found, and nothing was changed but, at most, its record."""
 
     job_id: str
@@ -272,8 +269,7 @@ def _cancel(context: ChainContext, number: str) -> bool:
 
 
 # ----------------------------------------------------------------------------- what a link does first
-@dataclass(frozen=True)
-class Begun:
+class Begun(Record):
     """`leave` says why this link must leave at once, "" when it goes on; `owed`: the next link is not queued yet.
 
     `unseen` says why the run directory seen here is not the one in which the chain was installed, "" where it is.

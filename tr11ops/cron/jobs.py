@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypeAlias
+
+from msgspec.structs import replace
 
 from tr11ops.cron.schedule import DAY_SECONDS, Daily, Every, Schedule, is_due
 from tr11ops.runcard.card import CardError, RunCard

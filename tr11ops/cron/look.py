@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from tr11ops.base.errors import SchedulerError
 from tr11ops.base.observed import Observed, Unknown, cause, known, observed
-from tr11ops.cluster.base import Scheduler, SchedulerError
+from tr11ops.cluster.base import Scheduler
 from tr11ops.cron.chain import Link, links_of
 from tr11ops.cron.jobs import PeriodicJob, chain_schedule
 from tr11ops.cron.status import CronView, view

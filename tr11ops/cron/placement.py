@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
+from tr11ops.base.errors import NoPartition
 from tr11ops.cluster.base import Node, Partition
 from tr11ops.runcard.card import RunCard
+from trainer.contract.record import Record
 
 LINK_MEGABYTES = 2048  # a look, with one detector after another, takes a tenth of it
 
 
-@dataclass(frozen=True)
-class Placement:
+class Placement(Record):
     """A partition (None: the scheduler's default) and what memory to ask for. `note`: what a person should know of it.
 
     Without a figure for memory some sites give a job a whole node's; where a node's memory is not configured, none can
@@ -22,10 +22,6 @@ class Placement:
     partition: str | None = None
     memory_megabytes: int | None = None
     note: str = ""
-
-
-class NoPartition(ValueError):
-    """None is fit, and the card names none. One line."""
 
 
 def choose_placement(card: RunCard, partitions: Sequence[Partition], nodes: Iterable[Node], seconds: int) -> Placement:

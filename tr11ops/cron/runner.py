@@ -8,9 +8,11 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
+
+from msgspec import field
+from msgspec.structs import replace
 
 from tr11ops.base.observed import Unknown, cause, known, observed
 from tr11ops.base.stop_signals import StopEvent
@@ -33,6 +35,7 @@ from tr11ops.rundir.cron_records import (
 )
 from tr11ops.rundir.fallback import fallback_of, write_or_fall_back
 from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.record import Record
 from trainer.contract.state_file import read_json
 
 Result: TypeAlias = Literal["ran", "failed", "not due", "running", "no time", "not recorded"]
@@ -48,8 +51,7 @@ CUT_OFF = "what ran it was killed"
 ENTRY = "from tr11ops.cli.main import run; run()"
 
 
-@dataclass(frozen=True)
-class CronRound:
+class CronRound(Record):
     """What came of one start. `state` is what is on record after it, `why` explains all that is not "ran".
 
     `lines` are the last that the job wrote.
@@ -69,8 +71,7 @@ class CronRound:
         return f"{self.name}: {self.result}{shown}" + (f": {self.why}" if self.why else "")
 
 
-@dataclass(frozen=True)
-class CronContext:
+class CronContext(Record):
     """Where and how rounds run: `command` gives the whole command line of a job, `folder` is where it is typed.
 
     `must_end` turns true when a running job has to be ended, `seconds_left` is how long this process may go on.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from tr11ops.base.shipped import read_shipped
@@ -13,6 +12,7 @@ from tr11ops.cluster.sbatch_options import script_options
 from tr11ops.cluster.sbatch_script import script_engine
 from tr11ops.cron.runner import child_environment, tr11_command
 from tr11ops.runcard.card import RunCard
+from trainer.contract.record import Record
 from trainer.contract.secret_shapes import is_secret
 
 ROUND = ("cron", "scheduler", "round.sh.j2")
@@ -26,8 +26,7 @@ _KEPT = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Invocation:
+class Invocation(Record):
     """A command line as a person typed it once, so that it can be typed again without them.
 
     `card_path` is absolute; `folder` is where it was typed, from which relative paths of the overrides are taken, and

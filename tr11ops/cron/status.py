@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from tr11ops.base.observed import Observed, Unknown, known
 from tr11ops.base.units import duration
@@ -14,13 +13,13 @@ from tr11ops.cron.runner import CUT_OFF
 from tr11ops.cron.schedule import Schedule, next_due
 from tr11ops.rundir.claims import TOLERANCE_SECONDS
 from tr11ops.rundir.cron_records import ChainState, PeriodicJobState
+from trainer.contract.record import Record
 
 LEAST_GRACE_SECONDS = 300.0
 LONGEST_GRACE_SECONDS = 7200.0
 
 
-@dataclass(frozen=True)
-class JobRow:
+class JobRow(Record):
     """One job on the screen. `state` is None for one that never ran; `result` is one word or two."""
 
     job: PeriodicJob
@@ -30,8 +29,7 @@ class JobRow:
     is_overdue: bool = False
 
 
-@dataclass(frozen=True)
-class ChainRow:
+class ChainRow(Record):
     """One chain: its record, and its next link where the scheduler knows it."""
 
     chain: ChainState
@@ -39,16 +37,14 @@ class ChainRow:
     fault: str = ""
 
 
-@dataclass(frozen=True)
-class CronProblem:
+class CronProblem(Record):
     """What is wrong, and the command to type."""
 
     text: str
     fix: str
 
 
-@dataclass(frozen=True)
-class CronView:
+class CronView(Record):
     """All of it. `unknown` is what could not be seen; nothing is concluded from that."""
 
     rows: tuple[JobRow, ...]

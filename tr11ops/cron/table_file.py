@@ -8,12 +8,9 @@ import shlex
 from collections.abc import Sequence
 from functools import reduce
 
+from tr11ops.base.errors import TableError
 from tr11ops.cron.jobs import PeriodicJob
 from tr11ops.cron.schedule import Daily, Schedule
-
-
-class TableError(ValueError):
-    """A table of cron cannot be changed safely. One line."""
 
 
 def marks(mark: str, run: str) -> tuple[bytes, bytes]:

@@ -6,19 +6,20 @@ import re
 import subprocess
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from tr11ops.base.errors import TableError
 from tr11ops.cluster.passed_options import of_any_job, options_of
 from tr11ops.cluster.sbatch_options import FLAG, argument_of, quoted_argument
 from tr11ops.cluster.slurm_command import client_environment
 from tr11ops.cron.jobs import PeriodicJob, of_chain, wanted
 from tr11ops.cron.scripts import Invocation, round_script
-from tr11ops.cron.table_file import TableError, cron_lines, difference, replaced
+from tr11ops.cron.table_file import cron_lines, difference, replaced
 from tr11ops.rundir.cron_records import CHAINS, cron_folder
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.files import write_atomically
+from trainer.contract.record import Record
 from trainer.contract.sharing import make_shared
 
 Program: TypeAlias = Literal["crontab", "scrontab"]
@@ -26,8 +27,7 @@ TIMEOUT_SECONDS = 60.0
 _EMPTY = re.compile(rb"no s?crontab for|no crontab", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class RunCrontab:
+class RunCrontab(Record):
     """One run's lines in one user's table on this machine."""
 
     program: Program
@@ -43,8 +43,7 @@ class RunCrontab:
         return Path(home) / "tr11" / "cron" / f"{self.directory.mark}-{self.program}.sh"
 
 
-@dataclass(frozen=True)
-class TableChange:
+class TableChange(Record):
     """What becomes of the table: before, after, and the script (None: it goes away)."""
 
     before: bytes

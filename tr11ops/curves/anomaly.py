@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from tr11ops.curves.steps import LoggedStep
+from trainer.contract.record import Record
 
 AnomalyKind = Literal[
     "spike", "divergence", "throughput-fall", "restart", "repeated-norm", "missing-loss", "dropped-steps", "gap"
 ]
 
 
-@dataclass(frozen=True)
-class NumberAnomaly:
+class NumberAnomaly(Record):
     """One thing that looks wrong, or, where `is_wrong` is False, that a reader wants to know.
 
     `first` and `last` are iterations, `line` is where in the log the first one stands.

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from tr11ops.curves.curve import CurveLevel, RunCurve
 from tr11ops.curves.ranges import WHOLE, CurveRange
+from trainer.contract.record import Record
 
 ROWS, LINES = 10, 20
 SURE = 2.0  # standard errors of a difference that is more than noise
 
 
-@dataclass(frozen=True)
-class ComparisonRow:
+class ComparisonRow(Record):
     """The levels of every run at one x, in the order of the runs."""
 
     x: float
@@ -30,8 +29,7 @@ class ComparisonRow:
         return abs(self.difference(index)) > SURE * error
 
 
-@dataclass(frozen=True)
-class CurveComparison:
+class CurveComparison(Record):
     """`lines` are those that a level is the mean of. `rows` lie where all runs have values, the last at the end of the
     shortest. `reached`: for each run but the first, the x at which it is at the first one's last level.
     """

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from tr11ops.curves.ranges import WHOLE, CurveRange
 from tr11ops.curves.steps import LoggedStep
 from trainer.contract.logline import StepRecord
+from trainer.contract.record import Record
 
 CurveAxis = Literal["iteration", "samples", "tokens", "hours"]
 CurveValue = Literal["loss", "sop-loss", "grad-norm", "learning-rate", "batch", "tflops"]
@@ -23,16 +23,14 @@ _FIELDS = {
 }
 
 
-@dataclass(frozen=True)
-class CurveLevel:
+class CurveLevel(Record):
     """The mean of some lines, and its standard error; NaN of none, and of one."""
 
     mean: float
     error: float
 
 
-@dataclass(frozen=True)
-class RunCurve:
+class RunCurve(Record):
     """Finite values over x, which rises. `hours` as x are hours of training, without waits and restarts."""
 
     name: str

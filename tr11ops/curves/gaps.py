@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+
+from msgspec.structs import replace
 
 from tr11ops.curves.anomaly import NumberAnomaly, span
 from tr11ops.curves.steps import LoggedStep
+from trainer.contract.record import Record
 
 SURE_REPEATS = {True: 2, False: 8}  # equal norms after one another; by chance a rounded one repeats, eight do not
 DROPPED_IN_A_ROW = 3
 
 
-@dataclass(frozen=True)
-class _Stretch:
+class _Stretch(Record):
     """Lines after one another that have something in common."""
 
     first: int

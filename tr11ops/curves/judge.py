@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from tr11ops.curves.anomaly import NumberAnomaly, NumberRule
 from tr11ops.curves.gaps import DroppedUpdates, LogGaps, MissingLosses, RepeatedNorms
@@ -11,14 +10,14 @@ from tr11ops.curves.seams import RestartSeams
 from tr11ops.curves.spikes import Divergence, Spikes
 from tr11ops.curves.steps import LoggedStep
 from tr11ops.curves.throughput import ThroughputFalls
+from trainer.contract.record import Record
 
 RULES: tuple[Callable[[], NumberRule], ...] = (
     Spikes, Divergence, ThroughputFalls, RestartSeams, RepeatedNorms, MissingLosses, DroppedUpdates, LogGaps,
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class CurveJudgement:
+class CurveJudgement(Record):
     """`steps` lines were read, from iteration `first` to `last`, of `starts` starts. Anomalies by iteration."""
 
     steps: int

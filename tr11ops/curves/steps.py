@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -13,14 +12,14 @@ from tr11ops.dialects.reading import StepReader, record_of
 from tr11ops.logs.lines import ATTEMPT_BYTES, START, body
 from trainer.contract.logline import StepRecord
 from trainer.contract.metrics_record import LONGEST_LINE, parse_record
+from trainer.contract.record import Record
 
 START_WORDS = (b"using world size: ", b"tr11: attempt ")  # in every line that START can match
 WRITERS = 64  # steps back to which another output may be late
 METRICS_DECIMALS, LOG_DECIMALS = 17, 3  # of a gradient norm
 
 
-@dataclass(frozen=True)
-class LoggedStep:
+class LoggedStep(Record):
     """One step of a log: `line` counts from 1, `start` is the attempt or the count of starts that it belongs to.
 
     `decimals`: with how many the log writes a gradient norm.

@@ -15,7 +15,7 @@ from tr11ops.rundir.copy_policy import ArchiveName, WantedCopy, wanted_copies
 BOUND = "one and a half rounds, 36 hours at least, after it was trained; a week"
 SEVERITIES = "WARNING, CRITICAL"
 NAME = "backup-overdue"
-NEEDS = ("backup", "checkpoints", "submissions", "steps")
+NEEDS = ("operation.backup", "checkpoints", "submissions", "steps")
 
 GRACE_ROUNDS = 1.5  # terabytes take hours, and one round may come late
 CRITICAL_SECONDS = 7 * derived.DAY
@@ -29,7 +29,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     The clock begins when the first step that has no copy there was reached, but not before the first submission. A
     copy of which the step is not known counts for every step that was reached before it.
     """
-    backup = snapshot.backup
+    backup = snapshot.operation.backup
     if isinstance(backup, Unknown) or isinstance(snapshot.submissions, Unknown) or isinstance(snapshot.steps, Unknown):
         return
     missing = missing_copies(snapshot, backup)

@@ -7,8 +7,9 @@ below that one, wherever findings are shown: in mails, in alerts, on the screen,
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from enum import StrEnum
+
+from msgspec.structs import replace
 
 from tr11ops.detect.finding import HELD_FOR_FAULT, Finding, Severity
 from trainer.contract.record import Record
@@ -157,7 +158,7 @@ def by_cause(findings: Iterable[Finding]) -> tuple[Finding, ...]:
             left = replace(finding, then=commands_after(finding, given))
             following.setdefault(id(cause), []).append(left)
     told = [_with(finding, following.get(id(finding), [])) for finding in first]
-    return tuple(sorted(told, key=lambda finding: -finding.severity))
+    return tuple(sorted(told, key=lambda finding: -finding.severity.rank))
 
 
 def _with(finding: Finding, consequences: list[Finding]) -> Finding:

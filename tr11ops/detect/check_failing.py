@@ -12,14 +12,14 @@ from tr11ops.observe.snapshot import Snapshot
 BOUND = "at once, until the next attempt makes it again"
 SEVERITIES = "WARNING"
 NAME = "check-failing"
-NEEDS = ("jobs", "launch_ends")
+NEEDS = ("jobs", "training.launch_ends")
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """One finding for the attempt that runs, by the records of its launches that have ended."""
     for job in snapshot.active_jobs:
         names = derived.identifiers(job)
-        ends = [end for end in known(snapshot.launch_ends, ()) if end.job_id in names and end.failing_checks]
+        ends = [end for end in known(snapshot.training.launch_ends, ()) if end.job_id in names and end.failing_checks]
         if ends:
             last = max(ends, key=lambda end: end.launch)
             yield Finding(

@@ -21,7 +21,7 @@ SEVERITIES = "WARNING, CRITICAL"
 NAME = "checkpoint-overdue"
 STORAGE = "storage"
 WANT_OF_ROOM = ("No space left on device", "Disk quota exceeded")  # as systems say ENOSPC and EDQUOT
-NEEDS = ("jobs", "steps", "checkpoints", "heartbeats", "phases", "events")
+NEEDS = ("jobs", "steps", "checkpoints", "heartbeats", "training.phases", "training.events")
 
 WARN_INTERVALS = 1.5  # a save in the background may take a part of the next interval
 CRITICAL_INTERVALS = 2.5
@@ -67,7 +67,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
 def _is_for_want_of_room(snapshot: Snapshot, failed: TrainingEvent | None) -> bool:
     """Whether no save comes about as the disk is full: by the fault of the last one that failed; or by a look at the
     disk, for on a full one not even that is noted."""
-    if any(folder.is_full for folder in known(snapshot.shut_folders, ())):
+    if any(folder.is_full for folder in known(snapshot.operation.shut_folders, ())):
         return True
     why = "" if failed is None else str(failed.values.get("why") or "")
     return any(words in why for words in WANT_OF_ROOM)
@@ -77,7 +77,7 @@ def _failed_since(snapshot: Snapshot, sound: Checkpoint | None) -> TrainingEvent
     """The last save that failed, of a job that is there, where none has come about since."""
     names = frozenset().union(*(derived.identifiers(job) for job in snapshot.active_jobs))
     since = (sound.created or 0.0) if sound is not None else 0.0
-    events = known(snapshot.events, ())
+    events = known(snapshot.training.events, ())
     failed = [one for one in events if one.kind == SAVE_FAILED and one.job_id in names and one.time > since]
     return failed[-1] if failed else None
 

@@ -16,7 +16,7 @@ from trainer.contract.checkpoint_names import checkpoint_name
 BOUND = "manifest, sizes, the last reading of all bytes; launches that fail at one step after it"
 SEVERITIES = "WARNING, CRITICAL when none is whole; INFO while an older one is tried"
 NAME = "checkpoint-unsound"
-NEEDS = ("checkpoints", "checkpoints.latest", "jobs", "heartbeats", "launch_ends")
+NEEDS = ("checkpoints", "checkpoints.latest", "jobs", "heartbeats", "training.launch_ends")
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
@@ -60,14 +60,14 @@ def _doubted(snapshot: Snapshot, sound: Checkpoint | None) -> Iterator[Finding]:
     INFO until the older one has come past that iteration: only then was it the checkpoint. Silent where the training
     fails there from the older one too: then it was not.
     """
-    ends = [one for one in known(snapshot.launch_ends, ()) if one.older_checkpoint is not None]
+    ends = [one for one in known(snapshot.training.launch_ends, ()) if one.older_checkpoint is not None]
     last = max(ends, key=lambda one: one.time, default=None)
     if last is None or last.began_at is None:
         return
     passed = max(last.began_at, last.reached or 0)
     if sound is not None and sound.step > passed and (sound.created or 0.0) > last.time:
         return
-    later = [one for one in known(snapshot.launch_ends, ()) if one.time > last.time]
+    later = [one for one in known(snapshot.training.launch_ends, ()) if one.time > last.time]
     if any(one.reached == last.reached and one.began_at != last.began_at for one in later):
         return
     steps = [step for step in known(snapshot.steps, ()) if step.time is not None and step.time > last.time]

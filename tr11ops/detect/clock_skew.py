@@ -18,7 +18,7 @@ from tr11ops.observe.snapshot import Snapshot
 BOUND = "`watch.clock_skew_seconds` (30)"
 SEVERITIES = "WARNING"
 NAME = "clock-skew"
-NEEDS = ("clocks", "clock_ahead")
+NEEDS = ("operation.clocks", "clock_ahead")
 
 RECENT_SECONDS = derived.HOUR  # an older file may be a copy, with the time of the copying
 
@@ -30,7 +30,9 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     all its files say so, since one of them may have been written slowly.
     """
     bound = snapshot.run.operation.clock_skew_seconds
-    recent = [entry for entry in known(snapshot.clocks, ()) if snapshot.time - entry.stamped <= RECENT_SECONDS]
+    recent = [
+        entry for entry in known(snapshot.operation.clocks, ()) if snapshot.time - entry.stamped <= RECENT_SECONDS
+    ]
     nodes = {node.name for node in known(snapshot.nodes, ())}
     for host, skew in sorted(skews(recent, bound).items(), key=lambda pair: -abs(pair[1])):
         entry = next(entry for entry in recent if entry.host == host)

@@ -13,14 +13,14 @@ from tr11ops.observe.snapshot import Snapshot
 BOUND = "at once"
 SEVERITIES = "CRITICAL"
 NAME = "copy-damaged"
-NEEDS = ("backup",)
+NEEDS = ("operation.backup",)
 
 NAMED = 10
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """CRITICAL as soon as a re-read found it, until the copy is repaired: the other copies may go the same way."""
-    backup = snapshot.backup
+    backup = snapshot.operation.backup
     if backup is None or isinstance(backup, Unknown) or not backup.damaged:
         return
     count = len(backup.damaged)

@@ -21,7 +21,7 @@ from trainer.contract.logline import StepRecord
 BOUND = "the same iteration before the restart; else 3 times the schedule's slope"
 SEVERITIES = "WARNING, CRITICAL when the training began again"
 NAME = "counters-jump"
-NEEDS = ("jobs", "steps", "events", "checkpoints", "launch_ends")
+NEEDS = ("jobs", "steps", "training.events", "checkpoints", "training.launch_ends")
 
 SAME_RATE = 0.01  # relative: what the log rounds, and dropped updates, may change
 SCHEDULE_RATE = (
@@ -62,10 +62,10 @@ def _gone_back(snapshot: Snapshot, steps: tuple[Step, ...], index: int) -> Itera
     before, after = steps[index - 1], steps[index]
     if after.time is None or before.time is None:
         return
-    backs = [event.time for event in known(snapshot.events, ()) if event.kind == "roll-back"]
-    if isinstance(snapshot.launch_ends, Unknown):
+    backs = [event.time for event in known(snapshot.training.events, ()) if event.kind == "roll-back"]
+    if isinstance(snapshot.training.launch_ends, Unknown):
         return
-    backs += [end.time for end in snapshot.launch_ends if end.older_checkpoint is not None]
+    backs += [end.time for end in snapshot.training.launch_ends if end.older_checkpoint is not None]
     if any(before.time <= time <= after.time for time in backs):
         return
     began = after.time - _finite(after.record.seconds_per_iteration)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 BOUND = "an interval, from 15 minutes to 6 hours"
 SEVERITIES = "WARNING, CRITICAL for the watchdog"
 NAME = "cron-dead"
-NEEDS = ("periodic_jobs", "chains")
+NEEDS = ("operation.periodic_jobs", "operation.chains")
 
 INTERVALS = {"hourly": derived.HOUR, "daily": derived.DAY}  # of the chains
 SHORTEST_GRACE_SECONDS = 15 * derived.MINUTE
@@ -39,7 +39,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     WARNING; CRITICAL when the watchdog is among them. A round that still runs is overdue after two intervals.
     """
     dead_chains = False
-    for chain in known(snapshot.chains, ()):
+    for chain in known(snapshot.operation.chains, ()):
         late = snapshot.time - chain.next_due
         if late > grace(INTERVALS.get(chain.name, derived.DAY)):
             dead_chains = True
@@ -54,7 +54,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
                 then=(derived.command(snapshot, "cron run --once"),),
             )
     overdue: dict[str, list[PeriodicJobState]] = {}
-    for job in known(snapshot.periodic_jobs, ()):
+    for job in known(snapshot.operation.periodic_jobs, ()):
         if is_overdue(job, snapshot.time) and is_wanted(snapshot, job):
             overdue.setdefault(job.way, []).append(job)
     for way, jobs in sorted(overdue.items()):

@@ -45,7 +45,7 @@ def _since(snapshot: Snapshot) -> float | None:
     attempts = known(snapshot.attempts, ())
     if not attempts or (marker is not None and marker.reason in {"kill-switch", "pause"}):
         return None
-    jobs = (*known(snapshot.jobs, ()), *known(snapshot.ended_jobs, ()))
+    jobs = (*known(snapshot.jobs, ()), *known(snapshot.operation.ended_jobs, ()))
     ended = [job.end_time for job in jobs if job.end_time is not None and job.state.is_final]
     submitted = [entry.time for entry in known(snapshot.submissions, ())]
     return max(*(attempt.changed for attempt in attempts), *ended, *submitted, 0.0)

@@ -14,14 +14,14 @@ from tr11ops.rundir.disk_usage import forecast, newest
 BOUND = "`forecast_days` (14); 2 days"
 SEVERITIES = "INFO, WARNING"
 NAME = "filesystem-filling"
-NEEDS = ("usage",)
+NEEDS = ("operation.usage",)
 
 SOON_SECONDS = 2 * derived.DAY
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """WARNING when it fills within two days, INFO within the card's `forecast_days`; silent where it is full now."""
-    samples = known(snapshot.usage, ())
+    samples = known(snapshot.operation.usage, ())
     last = newest(samples)
     for rule in snapshot.run.operation.filesystems:
         if rule.name not in last or full(with_limits(last[rule.name], rule), rule):

@@ -18,7 +18,7 @@ from trainer.contract.units import size
 BOUND = "the card's shares and `least_free`; 97 %; nothing left (read-only, no room for a save: WARNING)"
 SEVERITIES = "WARNING, CRITICAL"
 NAME = "filesystem-full"
-NEEDS = ("usage", "shut_folders", "save_room")
+NEEDS = ("operation.usage", "operation.shut_folders", "operation.save_room")
 
 CRITICAL_PERCENT = 97.0
 KEPT = 2  # checkpoints: the newest, and the one that a resume takes if that fails
@@ -31,7 +31,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     the run's own folders can be written to, and have room for the next save, is seen at each look; read-only may be so
     on this host alone.
     """
-    shut = known(snapshot.shut_folders, ())
+    shut = known(snapshot.operation.shut_folders, ())
     for folder in shut:
         yield Finding(
             NAME,
@@ -46,7 +46,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
             fix=make_room(snapshot) if folder.is_full else shlex.join(["df", "-h", folder.path]),
         )
     yield from _no_room_for_a_save(snapshot, {folder.path for folder in shut})
-    samples = newest(known(snapshot.usage, ()))
+    samples = newest(known(snapshot.operation.usage, ()))
     for rule in snapshot.run.operation.filesystems:
         sample = samples.get(rule.name)
         if sample is None:
@@ -68,7 +68,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
 
 def _no_room_for_a_save(snapshot: Snapshot, shut: set[str]) -> Iterator[Finding]:
     """WARNING as long as a save as large as the newest sound one does not fit: what was full is well only then."""
-    room, sound = known(snapshot.save_room, None), snapshot.newest_sound
+    room, sound = known(snapshot.operation.save_room, None), snapshot.newest_sound
     if room is None or room.path in shut or sound is None or derived.is_finished(snapshot):
         return
     if sound.bytes is not None and room.free_bytes < sound.bytes:
@@ -87,7 +87,7 @@ def _no_room_for_a_save(snapshot: Snapshot, shut: set[str]) -> Iterator[Finding]
 def what_fills_it(snapshot: Snapshot, path: str) -> tuple[str, ...]:
     """How much of a file system the run's checkpoints are, of which `path` is the run's first folder; what becomes of
     the training; what the command does. Nothing where its checkpoints are elsewhere."""
-    room, checkpoints = known(snapshot.save_room, None), known(snapshot.checkpoints, None)
+    room, checkpoints = known(snapshot.operation.save_room, None), known(snapshot.checkpoints, None)
     if room is None or room.path != path or checkpoints is None:
         return ()
     count, sound = len(checkpoints.steps), checkpoints.newest_sound

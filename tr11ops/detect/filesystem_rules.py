@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC
+
+from msgspec.structs import replace
 
 from tr11ops.base.units import DAY, timestamp
 from tr11ops.observe.operation import FilesystemRule

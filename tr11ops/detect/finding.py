@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import Enum
+from functools import total_ordering
 
 from trainer.contract.record import Record
 
 
-class Severity(IntEnum):
-    """INFO is worth knowing, WARNING wants a person in working hours, CRITICAL wants one now."""
+@total_ordering
+class Severity(Enum):
+    """INFO is worth knowing, WARNING wants a person in working hours, CRITICAL wants one now. Written by its name."""
 
-    INFO = 1
-    WARNING = 2
-    CRITICAL = 3
+    INFO = "INFO"
+    WARNING = "WARNING"
+    CRITICAL = "CRITICAL"
+
+    @property
+    def rank(self) -> int:
+        """1 for the mildest."""
+        return list(Severity).index(self) + 1
+
+    def __lt__(self, other: Severity) -> bool:
+        return self.rank < other.rank
 
 
 HELD_FOR_FAULT = "held"  # the `fault` of queued work that tr11 holds because the next task would meet the same

@@ -46,7 +46,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
             subject=number,
             fix=derived.scheduler_command(snapshot, "scontrol show job", job),
         )
-    records = known(snapshot.holds, ())
+    records = known(snapshot.operation.holds, ())
     held = held_jobs((job for job, _ in waiting), (record.job for record in records))
     for chosen, left in ((held.ours, ()), (held.others, held.ours)):
         for name in names_of(chosen, left):

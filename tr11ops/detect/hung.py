@@ -23,7 +23,7 @@ from trainer.contract.heartbeat import Heartbeat
 BOUND = "k iterations and 2 minutes; other phases as learned"
 SEVERITIES = "CRITICAL"
 NAME = "hung"
-NEEDS = ("jobs", "heartbeats", "steps", "phases", "attempts", "launch_ends")
+NEEDS = ("jobs", "heartbeats", "steps", "training.phases", "attempts", "training.launch_ends")
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:

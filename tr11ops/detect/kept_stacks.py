@@ -16,7 +16,7 @@ def stacks_since(snapshot: Snapshot, job: Job, moment: float | None) -> KeptStac
     """The stacks of this job that were taken after a moment; None where there are none: older ones are of another
     hang."""
     names = derived.identifiers(job)
-    found = [one for one in known(snapshot.stacks, ()) if one.job_id in names]
+    found = [one for one in known(snapshot.training.stacks, ()) if one.job_id in names]
     return next((one for one in found if moment is not None and one.time >= moment), None)
 
 

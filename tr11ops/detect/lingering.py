@@ -12,7 +12,7 @@ from tr11ops.observe.snapshot import Snapshot
 BOUND = "15 minutes"
 SEVERITIES = "CRITICAL"
 NAME = "lingering"
-NEEDS = ("jobs", "attempts", "heartbeats", "steps", "launch_ends")
+NEEDS = ("jobs", "attempts", "heartbeats", "steps", "training.launch_ends")
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:

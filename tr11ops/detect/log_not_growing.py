@@ -19,7 +19,7 @@ from tr11ops.observe.training import TRAINING_PHASES
 BOUND = "k iterations and 2 minutes"
 SEVERITIES = "WARNING"
 NAME = "log-not-growing"
-NEEDS = ("jobs", "heartbeats", "steps", "logs")
+NEEDS = ("jobs", "heartbeats", "steps", "training.logs")
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
@@ -52,7 +52,7 @@ def _of_job(snapshot: Snapshot, job: Job, patience: float) -> Iterator[Finding]:
 
 def _of_main_log(snapshot: Snapshot, job: Job, line: float, patience: float) -> Iterator[Finding]:
     """The people's log against the programs' one: both are told of each step."""
-    logs = {log.name: log for log in known(snapshot.logs, ())}
+    logs = {log.name: log for log in known(snapshot.training.logs, ())}
     main, metrics = logs.get("main_log.txt"), logs.get("metrics.jsonl")
     if main is None or metrics is None or snapshot.time - line > patience:
         return
@@ -65,7 +65,7 @@ def _of_main_log(snapshot: Snapshot, job: Job, line: float, patience: float) -> 
 def _finding(snapshot: Snapshot, job: Job, title: str, reason: str) -> Finding:
     sizes = ", ".join(
         f"{log.name}: {size(log.bytes)}, changed {duration(snapshot.time - log.changed)} ago"
-        for log in known(snapshot.logs, ())
+        for log in known(snapshot.training.logs, ())
     )
     evidence = (reason, sizes) if sizes else (reason,)
     return Finding(

@@ -17,7 +17,7 @@ from tr11ops.observe.snapshot import Snapshot
 BOUND = "`recovery.loss_factor` (2) times, among the last 50 lines"
 SEVERITIES = "CRITICAL, WARNING once over"
 NAME = "loss-spike"
-NEEDS = ("jobs", "steps", "events")
+NEEDS = ("jobs", "steps", "training.events")
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
@@ -54,7 +54,7 @@ def _answers(snapshot: Snapshot, first: series.High, kind: str) -> list[str]:
     """What the trainer itself noted of this kind since the spike began."""
     steps = known(snapshot.steps, ())
     began = steps[first.index].time
-    found = [event for event in known(snapshot.events, ()) if event.kind == kind]
+    found = [event for event in known(snapshot.training.events, ()) if event.kind == kind]
     later = [event for event in found if began is not None and event.time >= began]
     said = [", ".join(f"{name} {value}" for name, value in event.values.items()) for event in later]
     return [f"the trainer notes: {kind}: {words[:120]}" for words in said[:1]]

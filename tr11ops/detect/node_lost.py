@@ -7,7 +7,8 @@ node works on until its job ends: that is no finding.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from tr11ops.base.observed import known
 from tr11ops.cluster.base import Job, JobState, Node

@@ -44,7 +44,7 @@ def spare_nodes(snapshot: Snapshot) -> tuple[int, bool]:
     if job is None or not job.nodes:
         return max(0, (needed_nodes(snapshot) or 0) - training), False
     lost = {node.name for node in known(snapshot.nodes, ()) if node.is_gone or node.is_silent}
-    bad = {node for end in known(snapshot.launch_ends, ()) if end.job_id == job.raw_id for node in end.blamed}
+    bad = {node for end in known(snapshot.training.launch_ends, ()) if end.job_id == job.raw_id for node in end.blamed}
     return max(0, len(set(job.nodes) - lost - bad) - training), True
 
 
@@ -65,7 +65,7 @@ def bad_nodes(snapshot: Snapshot) -> Mapping[str, str]:
         return {}
     names = limit.names or frozenset()
     listed = {entry.node for entry in snapshot.exclusions}
-    ends = known(snapshot.launch_ends, ())
+    ends = known(snapshot.training.launch_ends, ())
     return {
         node: end.why
         for end in ends

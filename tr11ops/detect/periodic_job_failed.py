@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 BOUND = "once; three times in a row"
 SEVERITIES = "INFO, WARNING; the watchdog's own: WARNING, CRITICAL"
 NAME = "periodic-job-failed"
-NEEDS = ("periodic_jobs",)
+NEEDS = ("operation.periodic_jobs",)
 
 IN_A_ROW = 3
 LONGEST_MESSAGE = 300
@@ -29,7 +29,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
 
     The watchdog's own: WARNING, and CRITICAL from the third in a row on. A job that the card skips does not count.
     """
-    for job in known(snapshot.periodic_jobs, ()):
+    for job in known(snapshot.operation.periodic_jobs, ()):
         if job.failures_in_a_row < 1 or not is_wanted(snapshot, job):
             continue
         times = "" if job.failures_in_a_row == 1 else f" {job.failures_in_a_row} times in a row"

@@ -15,7 +15,7 @@ from tr11ops.observe.snapshot import Snapshot
 BOUND = "75 % of `watch.scratch_purge_days`; 90 %"
 SEVERITIES = "WARNING, CRITICAL"
 NAME = "purge-near"
-NEEDS = ("least_used",)
+NEEDS = ("operation.least_used",)
 
 WARN_SHARE = 0.75  # of watch.scratch_purge_days: of 30 days, a week is left
 CRITICAL_SHARE = 0.9
@@ -29,7 +29,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     days = snapshot.run.operation.purge_days
     if days is None:
         return
-    for entry in known(snapshot.least_used, ()):
+    for entry in known(snapshot.operation.least_used, ()):
         age = snapshot.time - entry.time
         left = days * derived.DAY - age
         if age <= WARN_SHARE * days * derived.DAY:

@@ -129,5 +129,5 @@ def waits_since(snapshot: Snapshot, job: Job) -> float | None:
         return None
     ends = [other.end_time for other in known(snapshot.jobs, ()) if other.state.is_final and other.end_time is not None]
     ends += [attempt.changed for attempt in known(snapshot.attempts, ())]
-    released = snapshot.holds_changed  # not every answer of the scheduler tells since when it may start
+    released = snapshot.operation.holds_changed  # not every answer of the scheduler tells since when it may start
     return max([job.submit_time, job.eligible_time or 0.0, released or 0.0, *ends])

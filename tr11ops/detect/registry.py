@@ -138,7 +138,7 @@ DETECTORS: tuple[Detector, ...] = (
 def detect_all(snapshot: Snapshot) -> tuple[Finding, ...]:
     """Every detector's findings, the most severe first, otherwise in the order of the registry."""
     findings = [finding for detector in DETECTORS for finding in detector.detect(snapshot)]
-    return tuple(sorted(findings, key=lambda finding: -finding.severity))
+    return tuple(sorted(findings, key=lambda finding: -finding.severity.rank))
 
 
 def unjudged_detectors(snapshot: Snapshot) -> frozenset[str]:

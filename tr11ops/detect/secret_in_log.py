@@ -13,12 +13,12 @@ from tr11ops.observe.snapshot import Snapshot
 BOUND = "at once, until `tr11 sync --revoked`"
 SEVERITIES = "WARNING"
 NAME = "secret-in-log"
-NEEDS = ("sync",)
+NEEDS = ("operation.sync",)
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """WARNING, one for each file and kind of secret, until a person says that it is revoked."""
-    sync = snapshot.sync
+    sync = snapshot.operation.sync
     if sync is None or isinstance(sync, Unknown):
         return
     for secret in sync.secrets:

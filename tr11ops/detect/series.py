@@ -72,7 +72,7 @@ def comparable(snapshot: Snapshot) -> tuple[Step, ...]:
     began = max(
         (
             span.began
-            for span in known(snapshot.phases, ())
+            for span in known(snapshot.training.phases, ())
             if span.job_id == own[-1].job_id and span.phase == "loading"
         ),
         default=None,

@@ -18,7 +18,7 @@ from tr11ops.observe.training import Corruption
 BOUND = "one bit"
 SEVERITIES = "CRITICAL"
 NAME = "silent-corruption"
-NEEDS = ("corruptions", "exclusions")
+NEEDS = ("training.corruptions", "exclusions")
 
 QUOTED = 3
 
@@ -28,7 +28,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     if isinstance(snapshot.exclusions, Unknown):
         return
     by_node: dict[str, list[Corruption]] = {}
-    for found in known(snapshot.corruptions, ()):
+    for found in known(snapshot.training.corruptions, ()):
         by_node.setdefault(found.node, []).append(found)
     excluded = excluded_nodes(snapshot)
     for node, entries in by_node.items():

@@ -25,7 +25,7 @@ from trainer.contract.record import Record
 BOUND = "`watch.slow_percent` (3 %), and 4 times the spread of the lines"
 SEVERITIES = "WARNING; INFO until the ranks' own compute times cover the slow steps"
 NAME = "slow"
-NEEDS = ("jobs", "steps", "phases", "compute_times")
+NEEDS = ("jobs", "steps", "training.phases", "training.compute_times")
 
 HISTORY_LINES = 100
 LEAST_HISTORY = 20  # lines of the same launch before its speed is known
@@ -80,14 +80,14 @@ def is_measured_still(snapshot: Snapshot, found: Slowdown) -> bool:
 
     They are written every ten steps; what has none after twenty is not waited for.
     """
-    newest = max((times.iteration for times in known(snapshot.compute_times, ())), default=None)
+    newest = max((times.iteration for times in known(snapshot.training.compute_times, ())), default=None)
     if newest is None or found.final >= found.began + 2 * EVERY_STEPS:
         return False
     return newest < found.began + EVERY_STEPS
 
 
 def _what_ranks_say(snapshot: Snapshot, found: Slowdown) -> Iterator[str]:
-    if not known(snapshot.compute_times, ()):
+    if not known(snapshot.training.compute_times, ()):
         return
     if is_measured_still(snapshot, found):
         yield f"whether it is one node, the ranks' own compute times say from iteration {found.began + EVERY_STEPS} on"
@@ -163,7 +163,7 @@ def _speed(record: StepRecord) -> tuple[float | None, str]:
 
 def _beside_no_save(snapshot: Snapshot, steps: tuple[Step, ...]) -> tuple[Step, ...]:
     """Without the lines since the last save began, as long as its checkpoint is not there (and the line after it)."""
-    saves = [span.began for span in known(snapshot.phases, ()) if span.phase == "saving"]
+    saves = [span.began for span in known(snapshot.training.phases, ()) if span.phase == "saving"]
     if not saves or not steps:
         return steps
     began, pace = max(saves), derived.seconds_per_iteration(snapshot) or 0.0

@@ -26,7 +26,7 @@ BOUND = (
 )
 SEVERITIES = "WARNING; INFO where all nodes are one machine"
 NAME = "slow-node"
-NEEDS = ("jobs", "heartbeats", "steps", "phases", "node_warnings", "compute_times")
+NEEDS = ("jobs", "heartbeats", "steps", "training.phases", "training.node_warnings", "training.compute_times")
 
 BEHIND_ITERATIONS = 2  # one is nothing: heartbeats of one moment are not read in one moment
 BEHIND_SECONDS = 4.0  # worth of iterations; heartbeats are a second apart at least, however quick the steps
@@ -86,7 +86,7 @@ def _computing(snapshot: Snapshot, nodes: set[str]) -> Iterator[tuple[str, str]]
     """Nodes with slow ranks, and the slowest of them."""
     by_node: dict[str, list[SlowRank]] = {}
     windows = windows_to_last(derived.seconds_per_iteration(snapshot))
-    for found in slow_ranks(known(snapshot.compute_times, ()), snapshot.run.training.slow_percent, windows):
+    for found in slow_ranks(known(snapshot.training.compute_times, ()), snapshot.run.training.slow_percent, windows):
         if found.times.host in nodes:
             by_node.setdefault(found.times.host, []).append(found)
     for node, found_here in by_node.items():
@@ -113,6 +113,6 @@ def _behind(beats: tuple[Heartbeat, ...], pace: float | None) -> Iterator[tuple[
 
 
 def _warned(snapshot: Snapshot, nodes: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    for warning in known(snapshot.node_warnings, ()):
+    for warning in known(snapshot.training.node_warnings, ()):
         if warning.node in nodes:
             yield warning.node, f"health check {warning.check} said at the start: {warning.why}"

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from statistics import median, median_low
+
+from msgspec.structs import replace
 
 from tr11ops.detect.step_statistics import (
     ALWAYS_SLOW,

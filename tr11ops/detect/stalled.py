@@ -22,7 +22,7 @@ from trainer.contract.record import Record
 BOUND = "k iterations and 2 minutes, from the end of the last save or evaluation; no life: an hour"
 SEVERITIES = "CRITICAL"
 NAME = "stalled"
-NEEDS = ("jobs", "heartbeats", "steps", "phases", "attempts", "launch_ends")
+NEEDS = ("jobs", "heartbeats", "steps", "training.phases", "attempts", "training.launch_ends")
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
@@ -63,7 +63,7 @@ def standstill(snapshot: Snapshot, job: Job, liveness: derived.Liveness) -> Stan
         return None
     names = derived.identifiers(job)
     pace, finished = derived.seconds_per_iteration(snapshot), derived.step_times(snapshot, names)
-    if isinstance(snapshot.phases, Unknown) or pace is None or not finished:
+    if isinstance(snapshot.training.phases, Unknown) or pace is None or not finished:
         return None  # a first step that takes too long is silent: it hangs
     last, facts = known(snapshot.steps, ())[-1].record.iteration, snapshot.run.training
     if liveness.iteration is not None and liveness.iteration > last + facts.log_interval:

@@ -13,7 +13,7 @@ from tr11ops.observe.snapshot import Snapshot
 BOUND = "3 intervals and an hour"
 SEVERITIES = "WARNING"
 NAME = "sync-overdue"
-NEEDS = ("sync", "steps", "submissions")
+NEEDS = ("operation.sync", "steps", "submissions")
 
 MISSED = 3.0  # intervals; the hub may be unreachable for one, and a job may wait for another
 SHORTEST_SECONDS = derived.HOUR
@@ -24,7 +24,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
 
     Silent where the card names no repository. One that was never reached counts from the first submission.
     """
-    interval, sync = snapshot.run.operation.sync_seconds, snapshot.sync
+    interval, sync = snapshot.run.operation.sync_seconds, snapshot.operation.sync
     if interval is None or isinstance(sync, Unknown):
         return
     since = derived.first_submission(snapshot) if sync is None else sync.time

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from tr11ops.base.observed import Unknown, known
 from tr11ops.cluster.base import Job, JobState
@@ -17,7 +18,7 @@ from trainer.contract.end_marker import BAD_REASONS
 BOUND = "one; two in a row"
 SEVERITIES = "WARNING, CRITICAL; less (INFO, WARNING) once a later one trains, INFO once it came past"
 NAME = "unfinished-end"
-NEEDS = ("jobs", "attempts", "last_end", "heartbeats", "steps", "launch_ends")
+NEEDS = ("jobs", "attempts", "last_end", "heartbeats", "steps", "training.launch_ends")
 MAYBE_DATA = frozenset({"software", "unknown"})  # classes of faults that a sample of the data may bring about
 BEFORE_IT_BEGAN = "before it began"  # stands for the cause where no attempt is on record
 
@@ -99,7 +100,7 @@ def _by_cause(snapshot: Snapshot, row: list[Attempt], alive: list[str], jobs: di
 def _trained(snapshot: Snapshot) -> frozenset[str]:
     """The attempts that are known to have finished iterations of their own."""
     by_steps = {step.job_id for step in known(snapshot.steps, ())}
-    ends = known(snapshot.launch_ends, ())
+    ends = known(snapshot.training.launch_ends, ())
     by_launches = {end.job_id for end in ends if end.reached is not None and end.reached > (end.began_at or 0)}
     return frozenset(by_steps | by_launches)
 
@@ -109,7 +110,7 @@ def _furthest(snapshot: Snapshot) -> dict[str, int]:
     furthest: dict[str, int] = {}
     for step in known(snapshot.steps, ()):
         furthest[step.job_id] = max(step.record.iteration, furthest.get(step.job_id, 0))
-    for end in known(snapshot.launch_ends, ()):
+    for end in known(snapshot.training.launch_ends, ()):
         for iteration in (end.reached, end.began_at):
             if iteration is not None:
                 furthest[end.job_id] = max(iteration, furthest.get(end.job_id, 0))
@@ -129,7 +130,7 @@ def cause_of_end(attempt: Attempt, job: Job | None) -> str:
 def _told(snapshot: Snapshot, jobs: dict[str, Job]) -> dict[str, Job]:
     """What is known of each job's end: the scheduler's own log says more than its queue, and remembers longer."""
     found = dict(jobs)
-    for job in known(snapshot.ended_jobs, ()):
+    for job in known(snapshot.operation.ended_jobs, ()):
         shown = jobs.get(job.raw_id)
         if shown is None or (shown.state.is_final and shown.submit_time == job.submit_time):
             found[job.raw_id] = job
@@ -220,13 +221,13 @@ def came_back(snapshot: Snapshot, attempt: Attempt) -> bool:
     """Whether launches on several nodes, this attempt's last one among them, ended in the same way at one iteration: by
     what they train on, the data, as likely as by the program."""
     reached = _reached(snapshot, attempt)
-    same = [end for end in known(snapshot.launch_ends, ()) if reached is not None and end.reached == reached]
+    same = [end for end in known(snapshot.training.launch_ends, ()) if reached is not None and end.reached == reached]
     return attempt.cause == "software" and len(same) > 1
 
 
 def _reached(snapshot: Snapshot, attempt: Attempt) -> int | None:
     """The last iteration that the last launch of an attempt finished; None where that is not known."""
-    ends = [end for end in known(snapshot.launch_ends, ()) if end.job_id == attempt.job_id]
+    ends = [end for end in known(snapshot.training.launch_ends, ()) if end.job_id == attempt.job_id]
     return max(ends, key=lambda end: end.launch).reached if ends else None
 
 

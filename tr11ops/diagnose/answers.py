@@ -8,7 +8,6 @@ happened is itself not sure. `tr11 diagnose` and the agent ask the same function
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 
 from tr11ops.diagnose.attribution.weights import read_weights
 from tr11ops.diagnose.signature import FaultClass, NextStep, NodeBlame, Restart, Role
+from trainer.contract.record import Record
 
 FILE = Path(__file__).with_name("answers.toml")
 AT_LEAST = 0.5  # of a rule's weight that is left where what happened is a guess
@@ -43,8 +43,7 @@ class Culprit(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True)
-class Signs:
+class Signs(Record):
     """What a log or an attempt's records tell beside the class of the fault and the step to take.
 
     `signature`, `role`: of the line that tells of the first cause, "" and None where none does. `helps`: what the
@@ -69,8 +68,7 @@ class Signs:
     missing: str = ""
 
 
-@dataclass(frozen=True)
-class Accused:
+class Accused(Record):
     """Who is to blame. `nodes`: those that a command can name. `is_proved`: more than suspected."""
 
     kind: Culprit
@@ -93,8 +91,7 @@ class Accused:
         }
 
 
-@dataclass(frozen=True)
-class RestartAnswer:
+class RestartAnswer(Record):
     """Whether a plain restart helps, and why, in words."""
 
     answer: Restart

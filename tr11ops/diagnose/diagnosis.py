@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+
+from msgspec import field
+from msgspec.structs import replace
 
 from tr11ops.diagnose.answers import (
     AGREED,
@@ -18,6 +20,7 @@ from tr11ops.diagnose.answers import (
     restart_of,
 )
 from tr11ops.diagnose.signature import FaultClass, NextStep
+from trainer.contract.record import Record
 
 if TYPE_CHECKING:
     from tr11ops.diagnose.attribution.evidence import Conclusion, Evidence
@@ -25,8 +28,7 @@ if TYPE_CHECKING:
 SCHEMA = 1
 
 
-@dataclass(frozen=True)
-class QuotedLine:
+class QuotedLine(Record):
     """A line of a log, and where it came from as far as that is known. `line_number` counts from 1.
 
     `is_guess`: the node is where the first failure was seen, and another may be the line's own: it accuses no one.
@@ -54,8 +56,7 @@ class QuotedLine:
         }
 
 
-@dataclass(frozen=True)
-class Diagnosis:
+class Diagnosis(Record):
     """`consequences` are examples; `consequence_count` counts all. `root_cause` is None where no line tells of one.
 
     `launch` and `number`: the attempt (the scheduler's own number) and its launch, where the log says; `label` is the

@@ -5,7 +5,10 @@ from __future__ import annotations
 import calendar
 import json
 import re
-from dataclasses import dataclass, replace
+
+from msgspec.structs import replace
+
+from trainer.contract.record import Record
 
 ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_=>()*+#-/][^\x1b]?|.?)")
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -104,8 +107,7 @@ _JSON_TIME = re.compile(rf'"(?:time|timestamp|@timestamp|ts)": ?"{_DAY}')
 PREFIXES_AT_MOST = 8
 
 
-@dataclass(frozen=True, slots=True)
-class LineOrigin:
+class LineOrigin(Record):
     """Who wrote a line, and when; None where it does not say.
 
     `task` is srun's label. `time` is `MM-DD HH:MM:SS[.ffffff]`, which all forms of time stamps have.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from tr11ops.diagnose.causes import judge, judge_after
 from tr11ops.diagnose.diagnosis import Diagnosis
@@ -12,6 +13,7 @@ from tr11ops.diagnose.matcher import matcher
 from tr11ops.diagnose.reading import blocks, in_order
 from tr11ops.diagnose.scan import LogScan
 from tr11ops.diagnose.sighting import LogLaunch
+from trainer.contract.record import Record
 
 Progress = Callable[[int], None]
 CLOCKS_SECONDS = 5.0  # what a file server's clock and a node's may be apart
@@ -35,8 +37,7 @@ def diagnose_files(paths: Sequence[Path], every: bool = False, progress: Progres
     return [judge_after(logs)]
 
 
-@dataclass(frozen=True)
-class LaunchNumber:
+class LaunchNumber(Record):
     """A launch of an attempt, as the line says with which it begins. `start`: seconds since the epoch."""
 
     attempt: str

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 
 from tr11ops.base.word_search import WordSearch
@@ -17,13 +16,13 @@ from tr11ops.diagnose.lines import plain
 from tr11ops.diagnose.literals import required_words
 from tr11ops.diagnose.signature import FaultSignature, Rule
 from tr11ops.diagnose.topics import error_lines
+from trainer.contract.record import Record
 
 SHOWN_BYTES = 4096  # of a line, on either side of the word that was found in it
 WORD_HITS = 2000  # of one word in one block; what is beyond repeats itself
 
 
-@dataclass(frozen=True, slots=True)
-class CandidateLine:
+class CandidateLine(Record):
     """A line (or the part of it between carriage returns) that holds required words.
 
     `start` and `end` are offsets in the block; `rules` are those whose words are there.

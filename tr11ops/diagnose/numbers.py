@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import median
 
 from tr11ops.diagnose.sighting import LogLaunch, TrainingStep
 from tr11ops.diagnose.signature import FaultClass, NextStep
 from tr11ops.dialects.reading import StepNumbers
+from trainer.contract.record import Record
 
 WITHOUT_LOSS = 2  # steps in a row
 SPIKE = 1.35  # times the median of the losses before: with a norm that rose too
@@ -39,8 +39,7 @@ _UNITS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Unhealthy:
+class Unhealthy(Record):
     """What is wrong with the steps, from which line on. `is_grave`: a later failure follows from it."""
 
     fault: FaultClass

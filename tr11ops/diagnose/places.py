@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
 
-from tr11ops.cluster.hostlist import HostlistError, expand
+from msgspec.structs import replace
+
+from tr11ops.base.errors import HostlistError
+from tr11ops.cluster.hostlist import expand
 from tr11ops.diagnose.attribution.names import NodeNames, without_interface
 from tr11ops.diagnose.diagnosis import QuotedLine
 from tr11ops.diagnose.sighting import LogLaunch, Sighting, WorkerFailure
 from tr11ops.diagnose.signature import Role
+from trainer.contract.record import Record
 
 HEAD_LINES = 200
 WITNESSES = 2
@@ -42,8 +45,7 @@ _HEAD = re.compile(  # what may stand before a host in a line: times, numbers, t
 )
 
 
-@dataclass(frozen=True)
-class WorkerLog:
+class WorkerLog(Record):
     """Whose log a file is, by its path."""
 
     node: str

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from tr11ops.diagnose.sighting import LogLaunch, Sighting
 from tr11ops.diagnose.signature import SURE_END, FaultClass, NextStep, NodeBlame, Role
 from tr11ops.diagnose.topics import FAMILY as TOPICS
+from trainer.contract.record import Record
 
 STRONG = 0.75  # a cause with this confidence says more than a bare exception
 PLAIN = 0.65  # the least of an exception; a line that only holds the words of an error has less
@@ -52,8 +54,7 @@ _CANCELLED: Any = {  # what a step's end is where nothing came before it
 }
 
 
-@dataclass(frozen=True)
-class Candidates:
+class Candidates(Record):
     """What of a launch may have ended it, each in the order of the log."""
 
     causes: tuple[Sighting, ...]

@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterable, Iterator
 from functools import cache
 
+from tr11ops.base.errors import HostlistError
 from tr11ops.base.word_search import WordPresence
-from tr11ops.cluster.hostlist import HostlistError, expand
+from tr11ops.cluster.hostlist import expand
 from tr11ops.diagnose.elastic import HEADS, ReportReader
 from tr11ops.diagnose.gpu_memory import is_absurd, is_held_by_others
 from tr11ops.diagnose.lines import full_origin, plain, split_prefixes

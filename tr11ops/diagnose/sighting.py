@@ -9,10 +9,10 @@ from tr11ops.diagnose.lines import LineOrigin
 from tr11ops.diagnose.signature import FaultSignature
 from tr11ops.diagnose.tracebacks import RaisedException
 from tr11ops.dialects.reading import StepNumbers
+from trainer.contract.record import Record
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingStep:
+class TrainingStep(Record):
     """What a line of a log says of a step, and where it stands."""
 
     numbers: StepNumbers
@@ -24,8 +24,7 @@ class TrainingStep:
         return self.numbers.iteration
 
 
-@dataclass(frozen=True, slots=True)
-class ProgressMark:
+class ProgressMark(Record):
     """The last line of a step before some place: its line, its iteration, and the training's last one where it says."""
 
     line_number: int
@@ -39,8 +38,7 @@ class ProgressMark:
         return None if self.iteration is None or self.total is None else self.iteration >= self.total
 
 
-@dataclass(frozen=True, slots=True)
-class Sighting:
+class Sighting(Record):
     """One line that a signature matches. `named`: the groups of its pattern. `progress`: the last step before it.
 
     `is_retried`: the line says that it will be tried again; `is_mild`: it calls itself a warning, or less.
@@ -58,8 +56,7 @@ class Sighting:
     is_mild: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerFailure:
+class WorkerFailure(Record):
     """One entry of torchrun's report on its workers."""
 
     line_number: int

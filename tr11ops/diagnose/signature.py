@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
+
+from msgspec import field
+
+from trainer.contract.record import Record
 
 
 class FaultClass(StrEnum):
@@ -124,8 +127,7 @@ USUAL_CONFIDENCE: Mapping[Role, float] = {
 }
 
 
-@dataclass(frozen=True)
-class FaultSignature:
+class FaultSignature(Record):
     """One kind of line. `confidence`: how often its class is right where it is the first cause; 0 to 1.
 
     `examples` must match, `counterexamples` must not; `source` is an address or a document's name.
@@ -176,8 +178,7 @@ def signature_of(name: str, family: str, entry: Mapping[str, Any]) -> FaultSigna
         raise ValueError(f"{name}: {error}") from None
 
 
-@dataclass(frozen=True)
-class Rule:
+class Rule(Record):
     """A pattern, and the signature that it stands for; by the group `code` where it stands for several.
 
     A code that is not in `codes` means `signature`; where that is None the line does not match. Codes are compared in

@@ -7,11 +7,12 @@ less sure.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import pairwise
 from statistics import median
 from typing import Final
+
+from msgspec.structs import replace
 
 from tr11ops.base.units import duration
 from tr11ops.diagnose.lines import full_origin

@@ -7,8 +7,9 @@ wait for one that still prepares the data time out, however well the network is.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from tr11ops.diagnose.sighting import LogLaunch, Sighting
 from tr11ops.diagnose.signature import FaultClass, NextStep, NodeBlame, Role

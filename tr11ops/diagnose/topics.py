@@ -9,12 +9,14 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from tr11ops.diagnose.signature import FaultClass, FaultSignature, NextStep, NodeBlame, Role, Rule, signature_of
+from trainer.contract.record import Record
 
 FILE = Path(__file__).with_name("topics.toml")
 FAMILY: Final = "topics"
@@ -35,8 +37,7 @@ _HARMLESS = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Topic:
+class Topic(Record):
     """All of `words` must be found, `unless` not; one frame of the traceback must match `frames`."""
 
     signature: FaultSignature

@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Final
 
+from trainer.contract.record import Record
+
 HEAD: Final = "Traceback (most recent call last):"
 _ORIGINAL = "Original Traceback"
 _CHAINED = ("The above exception", "During handling of the above exception")
@@ -19,8 +21,7 @@ LEAD_AT_MOST = 80  # characters
 FRAMES = 60  # the innermost ones
 
 
-@dataclass(frozen=True, slots=True)
-class RaisedException:
+class RaisedException(Record):
     """The line that names an exception.
 
     `follows`: raised while another one was handled. `is_ignored`: Python printed it and went on. `where`: the innermost

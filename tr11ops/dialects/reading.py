@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec.structs import replace
 
 from tr11ops.dialects.table import (
     DialectWord,
@@ -17,6 +18,7 @@ from tr11ops.dialects.table import (
     words_of,
 )  # fmt: skip
 from trainer.contract.logline import StepRecord
+from trainer.contract.record import Record
 
 INNER_BAR = "\x1b[A"  # the cursor goes up again: a bar inside another one, such as that of an evaluation
 LONGEST = 16 << 10  # characters; no trainer prints a longer line of a step
@@ -32,8 +34,7 @@ _TRIES = 8  # lines that hold a word of a step and are none
 _RATES = ("tflops", "tokens_per_second", "samples_per_second", "iterations_per_second")
 
 
-@dataclass(frozen=True, slots=True)
-class StepNumbers:
+class StepNumbers(Record):
     """What a line says of a step. `values`: numbers by the names of the table; what it does not say is not there.
 
     `iteration` is None where the line has no number; `total` is the training's last step, not an epoch's. `is_whole`:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,7 @@ _WORD_OR_COLOUR = r"(?:\b|(?<=\dm))"
 _UNITS = {None: 1.0, "K": 1e3, "k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
 
-@dataclass(frozen=True, eq=False)
-class StepDialect:
+class StepDialect(Record, eq=False, dict=True):
     """How one trainer prints its steps. The fields are told at the head of `steps.toml`."""
 
     name: str

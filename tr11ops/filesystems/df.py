@@ -5,15 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from tr11ops.filesystems.reading import (
-    KIBI,
-    CommandOutput,
-    SourceError,
-    UsageReading,
-    UsageSource,
-    answered,
-    required_path,
-)
+from tr11ops.base.errors import SourceError
+from tr11ops.filesystems.reading import KIBI, CommandOutput, UsageReading, UsageSource, answered, required_path
 from tr11ops.runcard.watching import FilesystemSection
 
 # Device and mount point may hold blanks, the figures between them not.

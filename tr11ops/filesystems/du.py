@@ -5,13 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from tr11ops.filesystems.reading import (
-    CommandOutput,
-    SourceError,
-    UsageReading,
-    UsageSource,
-    required_path,
-)
+from tr11ops.base.errors import SourceError
+from tr11ops.filesystems.reading import CommandOutput, UsageReading, UsageSource, required_path
 from tr11ops.runcard.watching import FilesystemSection
 
 _TOTAL = re.compile(r"(\d+)\s+\S.*")

@@ -6,23 +6,25 @@ import queue
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
 
+from msgspec.structs import asdict
+
+from tr11ops.base.errors import SourceError
 from tr11ops.base.observed import Observed, Unknown
 from tr11ops.base.units import bytes_of
 from tr11ops.filesystems import df, du, idrquota, lfs, quota
-from tr11ops.filesystems.reading import SourceError, UsageReading, UsageSource
+from tr11ops.filesystems.reading import UsageReading, UsageSource
 from tr11ops.filesystems.runner import LAST_SECONDS, Runner
 from tr11ops.runcard.watching import FilesystemSection
 from tr11ops.rundir.disk_usage import Usage
+from trainer.contract.record import Record
 
 SOURCES: Mapping[str, UsageSource] = {module.SOURCE.name: module.SOURCE for module in (idrquota, lfs, quota, df, du)}
 MOST = 1e24  # bytes or inodes
 QUICK_SECONDS = 120.0  # for a command that only asks
 
 
-@dataclass(frozen=True)
-class FilesystemResult:
+class FilesystemResult(Record):
     """What was seen of one file system: a sample, or why there is none. `report` and `notes`: see `UsageReading`."""
 
     name: str
@@ -78,7 +80,7 @@ def _look(section: FilesystemSection, runner: Runner, now: float, seconds: float
 
 def _check(reading: UsageReading) -> None:
     """Raises SourceError for a figure that cannot be."""
-    figures = (getattr(reading, entry.name) for entry in fields(reading))
+    figures = asdict(reading).values()
     if any(isinstance(figure, int | float) and not 0 <= figure < MOST for figure in figures):
         raise SourceError("it printed a figure that is none")
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from tr11ops.filesystems.quota_table import reading_of
 from tr11ops.filesystems.reading import CommandOutput, UsageReading, UsageSource, answered

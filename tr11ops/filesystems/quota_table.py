@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from tr11ops.filesystems.reading import KIBI, SourceError, UsageReading
+from tr11ops.base.errors import SourceError
+from tr11ops.filesystems.reading import KIBI, UsageReading
+from trainer.contract.record import Record
 
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)([kKMGTPE]?)\*?")
 _POWER = {"": 0, "k": 1, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
@@ -14,8 +15,7 @@ _INEXACT = re.compile(r"\[\d[\d.]*[kKMGTPE]?\]\*?")
 _TOTALS = ("Total allocated", "uid ", "gid ", "pid ", "projid ")
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(Record):
     """One file system's line: eight words, with the file system before them."""
 
     filesystem: str

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+from tr11ops.base.errors import SourceError
 from tr11ops.runcard.watching import FilesystemSection
+from trainer.contract.record import Record
 
 KIBI = 1024
 
 
-class SourceError(ValueError):
-    """A source's output that says nothing sure; the text is one line, fit to be shown."""
-
-
-@dataclass(frozen=True)
-class CommandOutput:
+class CommandOutput(Record):
     """What one command printed, and its exit status."""
 
     text: str
@@ -23,8 +19,7 @@ class CommandOutput:
     error: str = ""
 
 
-@dataclass(frozen=True)
-class UsageReading:
+class UsageReading(Record):
     """How full one file system is; None where the source does not say (see `disk_usage.Usage`).
 
     `report` is the source's own text, for sources whose figures are shares alone; `notes` are marks that people should
@@ -42,8 +37,7 @@ class UsageReading:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class UsageSource:
+class UsageSource(Record):
     """One way to ask how full a file system is.
 
     `commands`: the command lines to run for a place, in order. `parse`: their outputs as a reading; raises SourceError.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from msgspec import field
 
 from tr11ops.base.observed import Observed, Unknown
 from tr11ops.base.units import counted, quantity, size
@@ -13,13 +14,14 @@ from tr11ops.filesystems.look import FilesystemResult
 from tr11ops.filesystems.rights import Drift
 from tr11ops.observe.operation import FilesystemRule
 from tr11ops.rundir.disk_usage import DAY_SECONDS, Forecast, Kind, Usage, forecast
+from trainer.contract.documents import document
+from trainer.contract.record import Record
 
 SCHEMA = 1
 EXIT_FINE, EXIT_NEEDS_PERSON, EXIT_UNOBSERVED = 0, 1, 3
 
 
-@dataclass(frozen=True)
-class Judged:
+class Judged(Record):
     """One file system: what was seen of it, which of its limits are passed, and when it will be full."""
 
     look: FilesystemResult
@@ -28,8 +30,7 @@ class Judged:
     forecast: Forecast = field(default_factory=Forecast)
 
 
-@dataclass(frozen=True)
-class FilesystemReport:
+class FilesystemReport(Record):
     """One look at all watched file systems. `drift` is None when the rights were not looked at."""
 
     run: str
@@ -151,7 +152,7 @@ def _system(one: Judged, now: float) -> dict[str, Any]:
         return {"name": one.look.name, "unknown": usage.why}
     found = one.forecast
     return {
-        **asdict(usage),
+        **document(usage),
         "unknown": None,
         "bytes_percent": usage.percent("bytes"),
         "inodes_percent": usage.percent("inodes"),
@@ -173,4 +174,4 @@ def _system(one: Judged, now: float) -> dict[str, Any]:
 def _drift_value(drift: Observed[Drift] | None) -> dict[str, Any] | None:
     if drift is None:
         return None
-    return {"unknown": drift.why} if isinstance(drift, Unknown) else asdict(drift)
+    return {"unknown": drift.why} if isinstance(drift, Unknown) else document(drift)

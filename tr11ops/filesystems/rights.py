@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from tr11ops.base.observed import Observed, Unknown
 from tr11ops.rundir.permissions import PermissionTally, PermissionWalk
+from trainer.contract.record import Record
 
 HANGING_SECONDS = 30.0  # in one folder, beyond the time that there was: the file system is unreachable
 
 
-@dataclass(frozen=True)
-class Drift:
+class Drift(Record):
     """`wrong` of the `entries` that were looked at are not as the group needs them. `complete`: all were looked at."""
 
     entries: int

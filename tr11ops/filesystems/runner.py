@@ -13,7 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO, Protocol
 
-from tr11ops.filesystems.reading import CommandOutput, SourceError
+from tr11ops.base.errors import SourceError
+from tr11ops.filesystems.reading import CommandOutput
 
 MOST_BYTES = 1 << 20  # of one command's output that are kept
 LOOK_SECONDS = 0.05

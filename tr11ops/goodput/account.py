@@ -18,9 +18,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from statistics import median
 from typing import NamedTuple, TypeVar
+
+from msgspec.structs import replace
 
 from tr11ops.base.observed import Unknown, known
 from tr11ops.goodput.causes import (
@@ -41,6 +42,7 @@ from tr11ops.goodput.nodes_over_time import node_usage_of
 from tr11ops.goodput.timeline import AttemptSegment, Bucket, Start, marks_of, pieces_of, starts_of
 from tr11ops.rundir.attempts import AttemptVerdict
 from trainer.contract.end_marker import EndMarker
+from trainer.contract.record import Record
 
 Key = TypeVar("Key")
 NO_ATTEMPT = ""  # the job's number of spans in which nothing was held
@@ -69,8 +71,7 @@ class AccountSpan(NamedTuple):
         return (self.end - self.start) * self.nodes
 
 
-@dataclass(frozen=True)
-class Amount:
+class Amount(Record):
     """Node-microseconds of a bucket, how many of them were spares', how many were held, and wall-clock microseconds."""
 
     node_micros: int = 0
@@ -97,8 +98,7 @@ class Amount:
         )
 
 
-@dataclass(frozen=True)
-class Goodput:
+class Goodput(Record):
     """The account of a run from `begin` to `end`, in seconds since the epoch. Sums of `spans` are exact."""
 
     begin: float

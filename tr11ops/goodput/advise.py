@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from statistics import mean, median
+
+from msgspec import field
 
 from tr11ops.base.observed import known
 from tr11ops.base.units import counted, duration
@@ -27,6 +28,7 @@ from tr11ops.goodput.reliability import (
     young_interval,
 )
 from tr11ops.goodput.timeline import Bucket
+from trainer.contract.record import Record
 
 MOST_SPARES = 64
 SMALL_GAIN = 0.002  # of all node-hours: what is gained by less is not worth a change
@@ -35,8 +37,7 @@ LEAST_HELD_SECONDS = 24 * 3600.0  # with nodes: less of a past, and nothing is a
 LEAST_SAVES = 3
 
 
-@dataclass(frozen=True)
-class CardSettings:
+class CardSettings(Record):
     """What the card says today. Times in seconds; None where it does not say.
 
     `room` is the time before the limit that exit duration or early signal leave; `remaining`: iterations to the end,
@@ -56,8 +57,7 @@ class CardSettings:
     recent_steps_left: float | None = None
 
 
-@dataclass(frozen=True)
-class MeasuredCosts:
+class MeasuredCosts(Record):
     """What the run's past says, in seconds; None where it has no record of it. Saves: as the training felt them."""
 
     step: float | None
@@ -72,8 +72,7 @@ class MeasuredCosts:
     useful_rate: float | None
 
 
-@dataclass(frozen=True)
-class Advice:
+class Advice(Record):
     """One number of the card: what it is, what it should be, why, and the node-hours that it would have saved.
 
     `change` is the card's line, or a command; `option` the same as it is typed behind `tr11 launch` for one launch.
@@ -93,8 +92,7 @@ class Advice:
         return f"--set {key}={shlex.quote(value)}" if equals else self.change
 
 
-@dataclass(frozen=True)
-class ReplayedLaunch:
+class ReplayedLaunch(Record):
     """A launch as the replay needs it: its training time, nodes, and whether a fault ended it."""
 
     seconds: float

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from itertools import islice
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from tr11ops.diagnose.attribution.evidence import Kind
 from tr11ops.goodput.history_values import AttemptHistory, micro
@@ -21,6 +22,7 @@ from tr11ops.goodput.timeline import (
 )
 from tr11ops.rundir.attempts import AttemptVerdict
 from trainer.contract.end_marker import BAD_REASONS, EndMarker
+from trainer.contract.record import Record
 
 FRESH_SECONDS = 120.0  # who gave a sign within these lives, where the scheduler does not say otherwise
 FIRST_START, ROLL_BACK, STALL, SUPERSEDED = "first start", "roll-back", "stall", "superseded"
@@ -28,8 +30,7 @@ OPERATOR, NODE, UNSEEN = "operator", "node", "unknown"
 FAR = 1 << 62
 
 
-@dataclass(frozen=True)
-class Settled:
+class Settled(Record):
     """An attempt with its end: from `unseen` on nothing is known of it, though it may have held its nodes."""
 
     attempt: AttemptHistory
@@ -67,8 +68,7 @@ def settle(attempts: Sequence[AttemptHistory], now: float) -> list[Settled]:
     return settled
 
 
-@dataclass(frozen=True)
-class Interruption:
+class Interruption(Record):
     """An end that no one meant, in seconds since the epoch. `recovered`: when the training went on; None: not yet."""
 
     time: float

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from tr11ops.base.observed import Observed, known
@@ -11,6 +10,7 @@ from tr11ops.rundir.attempts import AttemptVerdict, LaunchRecord
 from tr11ops.rundir.paths import Submission
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.phases import PhaseRecord
+from trainer.contract.record import Record
 
 
 def micro(seconds: float) -> int:
@@ -34,8 +34,7 @@ class CheckpointMark(NamedTuple):
     created: float
 
 
-@dataclass(frozen=True)
-class Period:
+class Period(Record):
     """Something that was in force from `start` to `end` (None: still): a stop switch, a hold, a node's exclusion."""
 
     start: float
@@ -54,8 +53,7 @@ def edges(stretches: Iterable[Period | LaunchRecord]) -> set[int]:
     return {micro(moment) for one in stretches for moment in (one.start, one.end) if moment is not None}
 
 
-@dataclass(frozen=True)
-class AttemptHistory:
+class AttemptHistory(Record):
     """One allocation. `nodes` are all that it held, spares included.
 
     `ended` is when it gave its nodes back: None where it did not say so itself and the scheduler does not know;
@@ -85,8 +83,7 @@ class AttemptHistory:
     lost_its_host: bool = False
 
 
-@dataclass(frozen=True)
-class History:
+class History(Record):
     """A run's past. Attempts are in the order of their starts, steps in that of the log.
 
     `pauses`: kill switch and pause; `holds`: queued jobs that were held, since when, until someone let it go;

@@ -7,17 +7,16 @@ the optimum checkpoint interval for restart dumps, FGCS 22 (2006), equation 37.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from tr11ops.base.units import counted
+from trainer.contract.record import Record
 
 PRIOR_GPU_HOURS = 64_500.0  # between failures: BLOOM lost about one of 384 GPUs a week
 FEWEST_FAULTS = 5  # below this a run's own count says too little
 CONFIDENCE = 0.9
 
 
-@dataclass(frozen=True)
-class FaultRate:
+class FaultRate(Record):
     """Mean time between faults. `low` and `high` bound it with 90 % confidence; `high` is infinite without a fault.
 
     `source` says whether it was measured, assumed or given, in words.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta, tzinfo
 from itertools import pairwise
 from typing import Any
+
+from msgspec import to_builtins
+from msgspec.structs import replace
 
 from tr11ops.base.glyphs import plain
 from tr11ops.base.observed import known
@@ -14,6 +16,7 @@ from tr11ops.base.units import DAY, LEAST_NODE_HOURS, MINUTE, counted, duration,
 from tr11ops.goodput.account import NO_ATTEMPT, AccountSpan, Amount, Goodput
 from tr11ops.goodput.history_values import History
 from tr11ops.goodput.timeline import Bucket
+from trainer.contract.record import Record
 
 SCHEMA = 1
 LABEL = 16
@@ -22,8 +25,7 @@ MOST_ROWS = 400
 LONGEST_BAR = 40
 
 
-@dataclass(frozen=True)
-class Paper:
+class Paper(Record):
     """What the account is written on. `price`: of one node-hour, None where no one asked for the cost."""
 
     width: int
@@ -216,7 +218,7 @@ def document(goodput: Goodput, history: History, zone: tzinfo | None, price: flo
         "mtbf_seconds": goodput.seconds_between_faults,
         "mtbf_node_hours": goodput.node_hours_between_faults,
         "mean_seconds_to_recover": goodput.seconds_to_recover,
-        "faults": [asdict(fault) for fault in goodput.faults],
+        "faults": [to_builtins(fault) for fault in goodput.faults],
         "causes": {cause: _amount(found, price) for cause, found in causes.items() if cause},
         "attempts": list(_attempts(goodput, history)),
         "days": [

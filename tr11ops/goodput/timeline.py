@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 from statistics import median
@@ -20,6 +19,7 @@ from tr11ops.goodput.history_values import AttemptHistory, StepMark, micro
 from tr11ops.rundir.attempts import LaunchRecord
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.phases import STEPPING
+from trainer.contract.record import Record
 
 STALL_FACTOR = 10  # an iteration that takes so many usual ones stood still
 STALL_FLOOR = 10_000_000  # and at least this long
@@ -87,8 +87,7 @@ class AttemptSegment(NamedTuple):
     to_the_end: bool = False  # a hang that lasted until the launch ended
 
 
-@dataclass(frozen=True)
-class Start:
+class Start(Record):
     """Training began, or began again, at `iteration`: all that was done before beyond it is lost."""
 
     at: int
@@ -97,8 +96,7 @@ class Start:
     is_roll_back: bool
 
 
-@dataclass(frozen=True)
-class EndCause:
+class EndCause(Record):
     """Why a launch ended, as one word; `is_fault` where no one meant it to."""
 
     cause: str

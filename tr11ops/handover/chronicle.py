@@ -7,19 +7,18 @@ done until the training went on; what belongs to no fault comes at the end.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import tzinfo
 
 from tr11ops.base.units import DAY, counted, duration, timestamp
 from tr11ops.handover.shift import Handover, ShiftInterruption
 from tr11ops.handover.text import clock, one_line, progress_sentence, timed_events, trouble_sentence, wrapped
+from trainer.contract.record import Record
 
 BEFORE_SECONDS = 300.0  # an alert that began so shortly before a fault is its first sign
 MOST_QUOTED = 5
 
 
-@dataclass(frozen=True)
-class _Episode:
+class _Episode(Record):
     """A fault and what was done until it was over; `events` by time."""
 
     fault: ShiftInterruption

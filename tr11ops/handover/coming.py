@@ -136,15 +136,15 @@ def _operation(snapshot: Snapshot, extra: ExtraObservations) -> Iterator[Happene
     for alert in known(extra.alerts, ()):
         if alert.snoozed_until is not None and alert.snoozed_until > now:
             yield Happened(alert.snoozed_until, f"the snooze ends: {alert.title}")
-    for name in sorted({usage.name for usage in known(snapshot.usage, ())}):
+    for name in sorted({usage.name for usage in known(snapshot.operation.usage, ())}):
         full_at = forecast_of(snapshot, name).full_at
         if full_at is not None:
             yield Happened(max(now, full_at), f"file system {name} is full, at its trend")
     purge = snapshot.run.operation.purge_days
-    for used in known(snapshot.least_used, ()):
+    for used in known(snapshot.operation.least_used, ()):
         if purge is not None:
             moment = used.time + purge * derived.DAY
             words = "may be purged" if moment > now else f"may have been purged {duration(now - moment)} ago"
             yield Happened(max(now, moment), f"{used.what} {words}: no one touched it for {counted(purge, 'day')}")
-    for chain in known(snapshot.chains, ()):
+    for chain in known(snapshot.operation.chains, ()):
         yield Happened(max(now, chain.next_due), f"the {chain.name} periodic jobs run (job {chain.job_id})")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
+
+from msgspec import field
 
 from tr11ops.base.observed import Unknown, known
 from tr11ops.base.units import duration
@@ -27,6 +28,7 @@ from tr11ops.rundir.software import version_words
 from tr11ops.status.assessment import Assessment
 from tr11ops.status.care import copies
 from trainer.contract.end_marker import EndMarker
+from trainer.contract.record import Record
 
 if TYPE_CHECKING:
     from tr11ops.alerts.state import Alert, Incident
@@ -55,8 +57,7 @@ class HandoverMaterial(Assessment):
     read_errors: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Happened:
+class Happened(Record):
     """One thing with its moment. `who` did it; "" for what no one did."""
 
     time: float
@@ -65,8 +66,7 @@ class Happened:
     why: str = ""
 
 
-@dataclass(frozen=True)
-class ShiftProgress:
+class ShiftProgress(Record):
     """What the shift's training came to. `useful` is the share (0..1) of the held node time that counts."""
 
     iterations: int
@@ -80,8 +80,7 @@ class ShiftProgress:
     node_hours: float
 
 
-@dataclass(frozen=True)
-class Trouble:
+class Trouble(Record):
     """One incident of the shift. `told` and `lasted` are seconds from its first sign; `lasted` None: still open."""
 
     time: float
@@ -92,8 +91,7 @@ class Trouble:
     lasted: float | None
 
 
-@dataclass(frozen=True)
-class ShiftInterruption:
+class ShiftInterruption(Record):
     """An end that no one meant. `down`: seconds from its first sign until the training went on; None: not yet.
 
     `node_hours`: what it cost, by bucket of the account; `trained_again`: iterations that no checkpoint held.
@@ -110,8 +108,7 @@ class ShiftInterruption:
     trained_again: int = 0
 
 
-@dataclass(frozen=True)
-class Handover:
+class Handover(Record):
     """One shift, from `since` to `until` (seconds since the epoch). `basis` says why it begins there."""
 
     run: str

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from tr11ops.base.units import counted, duration
 from tr11ops.observe.group_jobs import GroupJob
+from trainer.contract.record import Record
 
 # The commands of a shift, and what each is for; docs/on-call.md has the same five.
 COMMANDS = (
@@ -18,16 +18,14 @@ COMMANDS = (
 )
 
 
-@dataclass(frozen=True)
-class ShiftCommand:
+class ShiftCommand(Record):
     """One command, as it is typed for this run, and what it is for."""
 
     command: str
     what_for: str
 
 
-@dataclass(frozen=True)
-class StartOfShift:
+class StartOfShift(Record):
     """`group`: the Unix group whose people share the run; `jobs`: None where they could not be read (`why_unknown`)."""
 
     commands: tuple[ShiftCommand, ...]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from datetime import tzinfo
 from typing import Any
+
+from msgspec import to_builtins
 
 from tr11ops.base.glyphs import plain
 from tr11ops.base.units import NEAR, counted, duration, iso_time, node_time, quantity, timestamp
@@ -148,7 +149,7 @@ def _since(seconds: float) -> str:
 # ----------------------------------------------------------------------------- for programs
 def document(handover: Handover) -> dict[str, Any]:
     """Plain JSON values; times are ISO 8601 in UTC, durations seconds. Described in docs/handover.md."""
-    value = _plain_value(asdict(handover))
+    value = _plain_value(to_builtins(handover))
     if handover.start is None:
         del value["start"]
     return {"schema": SCHEMA, **{KEYS.get(name, name): item for name, item in value.items()}}
@@ -162,5 +163,5 @@ def _plain_value(value: Any, key: str = "") -> Any:
     if key in {"time", "since", "until"} and isinstance(value, int | float):
         return iso_time(value)
     if key == "severity":
-        return value.name.lower()
+        return str(value).lower()
     return value

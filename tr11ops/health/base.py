@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
 from tr11ops.base.probes import Commands
 from tr11ops.base.units import counted
+from trainer.contract.record import Record
 
 EXIT_BAD_NODE = 75  # how the node agent ends when its node must not be used; no worker was started
 
@@ -24,8 +24,7 @@ class CheckOutcome(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True)
-class CheckResult:
+class CheckResult(Record):
     """One check's answer; `why` is one line."""
 
     name: str
@@ -36,8 +35,7 @@ class CheckResult:
 Answer = tuple[CheckOutcome, str]  # what a check's function returns: the name is the registry's
 
 
-@dataclass(frozen=True)
-class NodeRequirements:
+class NodeRequirements(Record):
     """What a run asks of a node. Counts are per node, times seconds.
 
     `folder` is a folder of the run directory to write in (None: no such check), `controller_time` the moment at which
@@ -59,16 +57,14 @@ class NodeRequirements:
     interfaces: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Space:
+class Space(Record):
     """Bytes of a file system; `free` is what this user may still write."""
 
     total: int
     free: int
 
 
-@dataclass(frozen=True)
-class TrainerProcess:
+class TrainerProcess(Record):
     """A process of this user that belongs to a training: of which job, launch and node, and whether anyone keeps it.
 
     `is_kept` is False when no step daemon or batch controller is among its ancestors. `state` is the kernel's letter
@@ -84,8 +80,7 @@ class TrainerProcess:
     is_kept: bool
 
 
-@dataclass(frozen=True)
-class SharedMemoryFile:
+class SharedMemoryFile(Record):
     """A file in /dev/shm that belongs to this user. `age` in seconds since its last change."""
 
     name: str

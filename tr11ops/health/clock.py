@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tr11ops.base.probes import Unanswered
+from tr11ops.base.errors import Unanswered
 from tr11ops.health.base import Answer, CheckOutcome, NodeRequirements, System
 
 BEHIND_DOUBTFUL, BEHIND_BAD = 2.0, 60.0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from tr11ops.base.errors import Unanswered
 from tr11ops.base.nvidia import ask, words_of
-from tr11ops.base.probes import Unanswered
 from tr11ops.base.units import first_few
 from tr11ops.health.base import Answer, CheckOutcome, NodeRequirements, System
 

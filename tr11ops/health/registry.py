@@ -5,10 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from tr11ops.base.probes import Unanswered
+from tr11ops.base.errors import Unanswered
 from tr11ops.health import (
     clock,
     gpu_count,
@@ -27,12 +26,12 @@ from tr11ops.health import (
 )
 from tr11ops.health.base import Answer, CheckOutcome, CheckResult, NodeRequirements, System
 from tr11ops.health.scripts import SiteScript, run_script
+from trainer.contract.record import Record
 
 CheckFunction = Callable[[System, NodeRequirements], Answer]
 
 
-@dataclass(frozen=True)
-class HealthCheck:
+class HealthCheck(Record):
     """A check's name, as `resilience.skip_checks` spells it. `of_gpus`: left out when a run asks for no GPU."""
 
     name: str

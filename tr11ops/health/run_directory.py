@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 
-from tr11ops.base.probes import Unanswered
+from tr11ops.base.errors import Unanswered
 from tr11ops.health.base import Answer, CheckOutcome, NodeRequirements, System
 
 SLOW_SECONDS = 5.0

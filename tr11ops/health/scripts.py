@@ -13,12 +13,13 @@ What an exit status means depends on the family that a check belongs to, its dia
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tr11ops.base.probes import ProbeOutput, Unanswered
+from tr11ops.base.errors import Unanswered
+from tr11ops.base.probes import ProbeOutput
 from tr11ops.health.base import Answer, CheckOutcome, NodeRequirements, System
+from trainer.contract.record import Record
 
 _FINE, _WARNING, _BAD, _UNKNOWN = CheckOutcome.FINE, CheckOutcome.WARNING, CheckOutcome.BAD, CheckOutcome.UNKNOWN
 _MONITORING = {0: _FINE, 1: _WARNING, 2: _BAD, 3: _UNKNOWN}
@@ -34,8 +35,7 @@ DIALECTS: Mapping[str, Mapping[int, CheckOutcome]] = {
 }
 
 
-@dataclass(frozen=True)
-class SiteScript:
+class SiteScript(Record):
     """One check of the site's: an executable, what it is called with, and what its exit status means."""
 
     path: str

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tr11ops.base.errors import Unanswered
 from tr11ops.base.nvidia import INVALID_FIELD, query
-from tr11ops.base.probes import Unanswered
 from tr11ops.base.units import first_few
 from tr11ops.health.base import Answer, CheckOutcome, NodeRequirements, System
 

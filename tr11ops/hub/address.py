@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from urllib.parse import urlsplit
+
+from trainer.contract.record import Record
 
 PUBLIC_ENDPOINT = "https://huggingface.co"
 _ENDPOINT = re.compile(r"https?://[^\s@/?#]+(?:/[^\s@?#]*)?")
 
 
-@dataclass(frozen=True)
-class HubRepo:
+class HubRepo(Record):
     """A repository of the hub at `endpoint`, and a file in it ("" for none). `kind` is model or dataset."""
 
     endpoint: str

@@ -11,11 +11,11 @@ from collections.abc import Set as AbstractSet
 from email.message import Message
 from typing import IO, TypeVar
 
-from tr11ops.base.http import NetworkError, WebAnswer, get, may_pass, origin
+from tr11ops.base.errors import HubPermanentError, HubUnavailable, NetworkError
+from tr11ops.base.http import WebAnswer, get, may_pass, origin
 from tr11ops.base.retry import RetryPolicy, retry
 from tr11ops.base.retry_after import wait_of
 from tr11ops.hub.address import host_of
-from tr11ops.hub.base import HubPermanentError, HubUnavailable
 
 T = TypeVar("T")
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import lru_cache
 from posixpath import basename, splitext
+
+from trainer.contract.record import Record
 
 FILE_NAME = ".gitattributes"
 RULE = "filter=lfs diff=lfs merge=lfs -text"
@@ -19,8 +20,7 @@ _PLAIN_PATH = re.compile(r"[A-Za-z0-9_./=+,@%-]")
 _FILTER = re.compile(r"([-!]?)filter(?:=(\S*))?")
 
 
-@dataclass(frozen=True)
-class AttributeRule:
+class AttributeRule(Record):
     """One line: the files it is about, and whether it makes them LFS; only lines that speak of the filter count."""
 
     pattern: str

@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from tr11ops.base.retry import RetryPolicy, Unavailable
+from msgspec.structs import replace
+
+from tr11ops.base.retry import RetryPolicy
 from tr11ops.hub.masking import Mask
+from trainer.contract.record import Record
 
 FILE_NAME = "status.json"  # at the root of the repository
 
@@ -21,32 +23,7 @@ LONG_TRY_SECONDS = 300.0
 Progress = Callable[[str, int], None]  # path, bytes of this file that have been read to be sent
 
 
-class HubError(Exception):
-    """Something is wrong with the hub or between it and us. The text is one line."""
-
-
-class HubUnavailable(HubError, Unavailable):
-    """No answer, or one that may be another at the next try; `wait` is what the hub asked for, in seconds."""
-
-
-class HubPermanentError(HubError):
-    """Trying again will not help. `status` is the HTTP status, 0 if there was none."""
-
-    def __init__(self, text: str, status: int = 0) -> None:
-        super().__init__(text)
-        self.status = status
-
-
-class HubMissing(HubPermanentError):
-    """There is no such repository, branch or file, or not for us."""
-
-
-class HubConflict(HubPermanentError):
-    """Someone else has committed since the parent that was named."""
-
-
-@dataclass(frozen=True)
-class Repository:
+class Repository(Record):
     """One branch of one repository."""
 
     name: str  # OWNER/NAME
@@ -54,8 +31,7 @@ class Repository:
     branch: str = DEFAULT_BRANCH
 
 
-@dataclass(frozen=True)
-class HubFile:
+class HubFile(Record):
     """One file of a commit: `oid` is git's name of the blob, `sha256` the digest of the content of a large file."""
 
     bytes: int
@@ -63,8 +39,7 @@ class HubFile:
     sha256: str | None = None
 
 
-@dataclass(frozen=True)
-class Add:
+class Add(Record):
     """A file gets this content: bytes, or the first `size` bytes of a local file (None: all it has now).
 
     With `sha256`, the digest of exactly these bytes, the file is not read just to find it. `masks` lie over what
@@ -78,16 +53,14 @@ class Add:
     masks: tuple[Mask, ...] = ()
 
 
-@dataclass(frozen=True)
-class HubCopy:
+class HubCopy(Record):
     """A file gets the content that another one has in the parent commit."""
 
     path: str
     source: str
 
 
-@dataclass(frozen=True)
-class Delete:
+class Delete(Record):
     """A file goes."""
 
     path: str

@@ -7,7 +7,6 @@ a hub has no such storage, or a firewall lies before it, the caller sends the fi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
@@ -15,9 +14,11 @@ from huggingface_hub import HfApi
 from huggingface_hub.utils import build_hf_headers, get_session
 from huggingface_hub.utils._runtime import is_xet_available  # as the library asks itself
 
-from tr11ops.base.answers import ForeignAnswer, json_object
+from tr11ops.base.answers import json_object
+from tr11ops.base.errors import ForeignAnswer
 from tr11ops.hub.base import Repository
 from tr11ops.hub.content import FileView
+from trainer.contract.record import Record
 
 SMALLEST_BYTES = 16 << 20  # below it one plain request is cheaper than the questions of this way
 PIECE_BYTES = 4 << 20
@@ -32,8 +33,7 @@ SETTINGS = {
 }
 
 
-@dataclass(frozen=True)
-class Chunked:
+class Chunked(Record):
     """One file that is to be sent so: `sha256` of all of the view, in hexadecimal digits."""
 
     path: str

@@ -13,19 +13,10 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tr11ops.base.errors import HubMissing, HubPermanentError, HubUnavailable
 from tr11ops.base.retry import RetryPolicy, retry
 from tr11ops.hub.address import endpoint_of
-from tr11ops.hub.base import (
-    DEFAULT_BRANCH,
-    HubFile,
-    HubMissing,
-    HubPermanentError,
-    HubUnavailable,
-    Operation,
-    Progress,
-    Repository,
-    hub_retries,
-)
+from tr11ops.hub.base import DEFAULT_BRANCH, HubFile, Operation, Progress, Repository, hub_retries
 from tr11ops.hub.credentials import Credentials
 
 if TYPE_CHECKING:

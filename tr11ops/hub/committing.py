@@ -14,7 +14,8 @@ from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.lfs import UploadInfo
 from huggingface_hub.utils import build_hf_headers, paginate
 
-from tr11ops.hub.base import Delete, HubConflict, HubCopy, HubUnavailable, Operation, Progress, Repository
+from tr11ops.base.errors import HubConflict, HubUnavailable
+from tr11ops.hub.base import Delete, HubCopy, Operation, Progress, Repository
 from tr11ops.hub.chunks import SMALLEST_BYTES, Chunked, send_chunked
 from tr11ops.hub.content import FileView
 

@@ -7,11 +7,8 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from tr11ops.base.errors import FileChanged
 from tr11ops.hub.masking import Mask, Masks
-
-
-class FileChanged(Exception):
-    """A file is not what it was when its sending began. The text is one line."""
 
 
 class FileView(io.BufferedIOBase):

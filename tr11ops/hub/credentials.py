@@ -9,18 +9,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from tr11ops.base.private_file import PrivateFileError, private_text
+from tr11ops.base.errors import CredentialsError, PrivateFileError
+from tr11ops.base.private_file import private_text
+from trainer.contract.record import Record
 
 LONGEST_TOKEN = 4096
 TOKEN_KEY = "auth_token"
-
-
-class CredentialsError(ValueError):
-    """The credentials cannot be used. The text names the file and the rule, never what the file holds."""
 
 
 class Secret:
@@ -48,11 +45,10 @@ class Secret:
         raise TypeError("a secret is not pickled")
 
 
-@dataclass(frozen=True)
-class Credentials:
+class Credentials(Record):
     """A token (None: the hub is read without one), where it came from in words, and whose it is if known."""
 
-    token: Secret | None = field(default=None, repr=False)
+    token: Secret | None = None
     source: str = "no token"
     user: str = ""
     mail: str = ""

@@ -10,13 +10,20 @@ from urllib.parse import urlsplit
 import httpx2
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
-from tr11ops.base.answers import ForeignAnswer
+from tr11ops.base.errors import (
+    FileChanged,
+    ForeignAnswer,
+    HubConflict,
+    HubError,
+    HubMissing,
+    HubPermanentError,
+    HubUnavailable,
+    NoAnswer,
+)
 from tr11ops.base.redact import one_line
 from tr11ops.hub.address import host_of
-from tr11ops.hub.base import HubConflict, HubError, HubMissing, HubPermanentError, HubUnavailable
-from tr11ops.hub.content import FileChanged
 from tr11ops.hub.credentials import Credentials
-from tr11ops.hub.transport import NoAnswer, why
+from tr11ops.hub.transport import why
 
 _CURES = {
     402: "the account's room or plan is at its end",

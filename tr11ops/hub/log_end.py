@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from statistics import median
 
 from tr11ops.dialects.reading import step_record
 from tr11ops.logs.lines import STAMP_BYTES
 from tr11ops.rundir.step_time import usual_step_seconds
 from trainer.contract.logline import StepRecord
+from trainer.contract.record import Record
 
 RECENT_STEPS = 20  # of the throughput
 STEPS_SHOWN = 100
 
 
-@dataclass(frozen=True)
-class LogEnd:
+class LogEnd(Record):
     """The last steps of a log of `size` bytes, oldest first, and the last time stamp in it, as it stands there.
 
     The stamp has no zone: it is of the machine that wrote it.

@@ -14,6 +14,7 @@ from functools import cache
 
 from tr11ops.base.word_search import WordSearch
 from tr11ops.hub.whole_records import FOOTER, HEADER, Read, RecordWindow, masked_crc
+from trainer.contract.record import Record
 from trainer.contract.secret_shapes import SecretShape, all_shapes
 
 BLOCK_BYTES = 4 << 20  # looked at at once; a longer line is looked at in parts
@@ -25,8 +26,7 @@ _END = re.compile(rb"-----END [A-Z0-9 ]{0,40}PRIVATE KEY")
 _KEY_RUN = re.compile(rb"[A-Za-z0-9+/=]{16,}|(?<![^\s\\])[A-Za-z0-9+/=]+(?=[\s\\\"']*$)")  # of its body, and its end
 
 
-@dataclass(frozen=True)
-class Mask:
+class Mask(Record):
     """These bytes stand in what is sent from `start` on. `kind` is that of the secret; "" for a checksum.
 
     `line` counts from 1; 0 where the file has no lines.

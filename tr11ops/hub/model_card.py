@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC
 from typing import TypeAlias
 
 from tr11ops.base.units import DAY, timestamp
+from trainer.contract.record import Record
 
 Rows: TypeAlias = Sequence[tuple[str, str]]  # of a table: a name and a value each
 UNKNOWN = "unknown"
@@ -23,16 +23,14 @@ _MARKUP = re.compile(r"([\\`*{}\[\]#|~$:@/]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|(
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]+")
 
 
-@dataclass(frozen=True)
-class Dataset:
+class Dataset(Record):
     """One dataset of the mixture and its share of the samples (None: by the datasets' sizes)."""
 
     name: str
     share: float | None
 
 
-@dataclass(frozen=True)
-class TrainingHistory:
+class TrainingHistory(Record):
     """How the training went until the checkpoint. Times in seconds since the epoch; None is unknown."""
 
     begun: float | None = None
@@ -43,8 +41,7 @@ class TrainingHistory:
     faults: int | None = None
 
 
-@dataclass(frozen=True)
-class ModelFacts:
+class ModelFacts(Record):
     """All that a card says."""
 
     name: str

@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import field
 
 from tr11ops.hub.model_card import UNKNOWN, Dataset, ModelFacts, Rows, TrainingHistory
 from trainer.config.data import data_set_name
 from trainer.contract.manifest import Manifest
 from trainer.contract.metrics_record import STEP, VALIDATION, records
+from trainer.contract.record import Record
 from trainer.schedule.flops import count_parameters
 
 if TYPE_CHECKING:
@@ -23,8 +25,7 @@ LONGEST_GROUP_BYTES = 1 << 20
 _POSITIONS = {"alibi": "ALiBi", "absolute": "learned", "rotary": "rotary"}
 
 
-@dataclass(frozen=True)
-class Losses:
+class Losses(Record):
     """The training loss of a step, and of each validation group the last one until it: name -> (step, loss)."""
 
     train: float | None = None

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from email.message import Message
 from typing import IO
 
+from tr11ops.base.errors import HubUnavailable
 from tr11ops.base.retry import RetryPolicy
 from tr11ops.hub.address import host_of
 from tr11ops.hub.asking import TIMEOUT_SECONDS, ask, until_answered
-from tr11ops.hub.base import HubUnavailable
 from tr11ops.logs.line_filter import LineFeed, LineFilter
 from tr11ops.logs.show import Beginning, Query
+from trainer.contract.record import Record
 
 PIECE_BYTES = 4 << 20
 CHUNK_BYTES = 256 << 10
@@ -27,8 +28,7 @@ OVERLAP_BYTES = 256
 _RANGE = re.compile(r"bytes (?:(\d{1,18})-(\d{1,18})|\*)/(\d{1,18})")
 
 
-@dataclass(frozen=True)
-class LogChunk:
+class LogChunk(Record):
     """Bytes of the log from `offset` on, and the size of the whole log at that time."""
 
     offset: int

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
+from tr11ops.base.errors import Busy, FileChanged, HubConflict, HubError, HubMissing, HubPermanentError, HubUnavailable
 from tr11ops.base.observed import cause
 from tr11ops.hub import attributes
 from tr11ops.hub.base import FILE_NAME as STATUS_FILE
-from tr11ops.hub.base import Add, HubConflict, HubCopy, HubError, HubMissing, HubPermanentError, HubUnavailable
-from tr11ops.hub.content import FileChanged
+from tr11ops.hub.base import Add, HubCopy
 from tr11ops.hub.sync_files import RunningDigests, Scan, measure, scan
 from tr11ops.hub.sync_plan import LocalFile, Note, Send, batches, commit_message, is_worth_a_commit, judge, material
 from tr11ops.hub.sync_round import (
@@ -34,6 +35,7 @@ from tr11ops.hub.sync_round import (
 )
 from tr11ops.hub.sync_state import Known, SyncState, read_found, read_state, write_failure, write_found, write_success
 from tr11ops.rundir.claims import Claim, ClaimFolder, ClaimTaken
+from trainer.contract.record import Record
 
 if TYPE_CHECKING:
     from tr11ops.hub.base import Operation, Progress
@@ -42,10 +44,6 @@ CLAIM = "hub-sync"  # the periodic job of the name "sync" has its own claim
 CLAIM_SECONDS = 6 * 3600.0
 LOOKS = 8  # at a repository to which others commit all the time
 ROOT_FILES = (attributes.FILE_NAME, STATUS_FILE, "README.md")
-
-
-class Busy(Exception):
-    """Another process is at it; the text says which."""
 
 
 def sync_once(setting: SyncSettings, running: RunningDigests | None = None, rebuild: bool = False) -> SyncOutcome:
@@ -120,8 +118,7 @@ def _until_steady(this: SyncRound, rebuild: bool) -> SyncOutcome:
     raise HubUnavailable(f"{setting.repository.name}: it, or the logs, changed {LOOKS} times while they were compared")
 
 
-@dataclass(frozen=True)
-class _Plan:
+class _Plan(Record):
     """What one look found: the files to send, those left alone, and the state with what was learned on the way."""
 
     sends: tuple[Send, ...]

@@ -9,23 +9,23 @@ import hashlib
 import os
 import stat
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tr11ops.base.errors import FileChanged
 from tr11ops.base.observed import cause
 from tr11ops.hub.base import HubFile
-from tr11ops.hub.content import FileChanged
 from tr11ops.hub.masking import Mask, Masks, MaskSearch, before
 from tr11ops.hub.sync_plan import LocalFile, MeasuredFile, Note, Stamp, is_wanted, objection
 from tr11ops.hub.whole_records import Read, Whole, whole_events, whole_lines
+from trainer.contract.record import Record
 
 HEAD_BYTES = 64 << 10  # by which a shorter file is told to be the beginning of a longer one
 _PIECE = 1 << 20
 
 
-@dataclass(frozen=True)
-class Scan:
+class Scan(Record):
     """What lies in the mirrored folder. `skipped` are wanted names that are never sent, `faults` could not be read."""
 
     files: tuple[LocalFile, ...]
@@ -100,8 +100,7 @@ def _shown(path: str) -> str:
 
 
 # ----------------------------------------------------------------------------- reading one file
-@dataclass(frozen=True)
-class _Hashed:
+class _Hashed(Record):
     """The first `length` bytes of a file: their last ones as they are here, their masks, and their masked digest."""
 
     inode: int

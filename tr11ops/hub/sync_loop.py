@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from tr11ops.base.errors import Busy, HubError, HubUnavailable
 from tr11ops.base.moments import span_seconds
 from tr11ops.base.observed import cause
 from tr11ops.base.retry import RetryPolicy
 from tr11ops.base.units import duration
-from tr11ops.hub.base import HubError, HubUnavailable
-from tr11ops.hub.sync import Busy
 from tr11ops.hub.sync_round import SyncOutcome
+from trainer.contract.record import Record
 
 FIRST_PAUSE_SECONDS = 60.0
 LONGEST_PAUSE_SECONDS = 3600.0
@@ -20,8 +19,7 @@ SHORTEST_INTERVAL_SECONDS = 60.0
 LONGEST_INTERVAL_SECONDS = 30 * 86400.0
 
 
-@dataclass(frozen=True)
-class LoopClock:
+class LoopClock(Record):
     """`steady` never goes back; `wait` returns true when it is time to end; `chance` gives 0..1."""
 
     steady: Callable[[], float]

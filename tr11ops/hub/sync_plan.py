@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import stat
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from posixpath import splitext
 from typing import Any, Literal, TypeAlias, get_args
 
 from tr11ops.hub.base import HubFile
 from tr11ops.hub.masking import Mask
+from trainer.contract.record import Record
 
 QUIET_SECONDS = 900.0  # without a write: then a file is sent as it is, its unfinished end too
 MOST_FILES = 500  # of one commit
@@ -33,8 +33,7 @@ Form: TypeAlias = Literal["lines", "events", "whole"]
 Reason: TypeAlias = Literal["new", "grown", "changed", "masked"]
 
 
-@dataclass(frozen=True)
-class Stamp:
+class Stamp(Record):
     """By what a file is told to be the one that was looked at before: bytes, time of change in ns, inode."""
 
     bytes: int
@@ -42,8 +41,7 @@ class Stamp:
     inode: int
 
 
-@dataclass(frozen=True)
-class LocalFile:
+class LocalFile(Record):
     """One file to be mirrored; `path` is relative to the mirrored folder, with slashes."""
 
     path: str
@@ -65,8 +63,7 @@ class LocalFile:
         return now - self.stamp.changed_ns / 1e9 >= QUIET_SECONDS
 
 
-@dataclass(frozen=True)
-class MeasuredFile:
+class MeasuredFile(Record):
     """A file after it was read: the first `end` bytes are whole and have, with `masks` over them, this digest.
 
     `continues` tells whether it begins with all that the hub has of it; None where the hub has nothing. `is_bare`: what
@@ -81,8 +78,7 @@ class MeasuredFile:
     is_bare: bool = False
 
 
-@dataclass(frozen=True)
-class Send:
+class Send(Record):
     """The first `bytes` bytes of a file go to the hub. `superseded` is the name that the hub's old content gets."""
 
     file: LocalFile
@@ -97,8 +93,7 @@ class Send:
         return self.file.path
 
 
-@dataclass(frozen=True)
-class Note:
+class Note(Record):
     """A file that is left alone, and why."""
 
     path: str

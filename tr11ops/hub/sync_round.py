@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
+from tr11ops.base.errors import HubMissing, HubPermanentError, HubUnavailable, PublicRepository
 from tr11ops.base.observed import cause
 from tr11ops.hub import attributes
 from tr11ops.hub.base import FILE_NAME as STATUS_FILE
-from tr11ops.hub.base import HubFile, HubMissing, HubPermanentError, HubUnavailable, Repository
+from tr11ops.hub.base import HubFile, Repository
 from tr11ops.hub.sync_files import RunningDigests, git_name
 from tr11ops.hub.sync_plan import Note, Send
 from tr11ops.hub.sync_state import Known, SyncState, is_confirmed, read_state, write_state
 from tr11ops.observe.operation import FoundSecret
 from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.record import Record
 
 if TYPE_CHECKING:
     from tr11ops.hub.base import Progress
@@ -27,12 +31,7 @@ READINGS = 3  # of a file that comes garbled
 PUBLIC = "is public: everyone will read these logs; type tr11 sync --public once if this is wanted"
 
 
-class PublicRepository(HubPermanentError):
-    """The repository is public, and no person has said that this is wanted."""
-
-
-@dataclass(frozen=True)
-class SyncSettings:
+class SyncSettings(Record):
     """What is mirrored where. `status` gives the file that is published along, `say` hears what a person should know.
 
     `folder` is mirrored at the root of the repository; `clock` gives seconds since the epoch.
@@ -53,8 +52,7 @@ class SyncSettings:
         return self.directory.paths.published
 
 
-@dataclass(frozen=True)
-class SyncOutcome:
+class SyncOutcome(Record):
     """What one synchronisation did, or would do. `files` and `bytes` are those that the hub now has of this run."""
 
     repository: str

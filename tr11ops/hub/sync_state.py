@@ -8,33 +8,34 @@ state/sync/public.json     a person's word that a public repository is wanted
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from msgspec import field
+from msgspec.structs import replace
+
 from tr11ops.base.newer import replace_json
-from tr11ops.base.typed_fields import typed_fields
 from tr11ops.hub.base import HubFile
 from tr11ops.hub.sync_plan import Stamp
 from tr11ops.observe.operation import FoundSecret, found_secrets
 from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.documents import document, record_of
+from trainer.contract.record import Record
 from trainer.contract.state_file import read_json
 
 SCHEMA = 1
 LONGEST_MESSAGE = 300
 
 
-@dataclass(frozen=True)
-class Known:
+class Known(Record, rename={"remote": "far"}):
     """One file of the repository; `stamp` is the local file that was compared with it, if one was."""
 
     remote: HubFile
     stamp: Stamp | None = None
 
 
-@dataclass(frozen=True)
-class SyncState:
+class SyncState(Record):
     """What the repository has in the commit `head`. `attributes` is the text of its .gitattributes.
 
     `published` is the material part of the status that was last published, `published_time` when that was.
@@ -62,31 +63,16 @@ def read_state(directory: RunDirectory) -> SyncState | None:
     """The last state; None when there is none, or none that can be understood. Raises OSError."""
     try:
         value = read_json(records_folder(directory) / "state.json")
-        return None if value is None or value.get("schema") != SCHEMA else _parse(value)
-    except (ValueError, TypeError, KeyError, AttributeError):
+        if value is None or value.get("schema") != SCHEMA:
+            return None
+        return record_of(SyncState, value)
+    except ValueError:
         return None
-
-
-def _parse(value: Mapping[str, Any]) -> SyncState:
-    rest = {name: item for name, item in value.items() if name != "files"}
-    files = {path: _known(entry) for path, entry in value["files"].items()}
-    return SyncState(**typed_fields(SyncState, rest), files=files)
-
-
-def _known(entry: Mapping[str, Any]) -> Known:
-    stamp = None if entry["stamp"] is None else Stamp(**entry["stamp"])
-    if stamp is not None and not all(isinstance(number, int) for number in vars(stamp).values()):
-        raise TypeError("not a stamp")  # not by `typed_fields`: an inode may have any number
-    return Known(HubFile(**typed_fields(HubFile, entry["far"])), stamp)
 
 
 def write_state(directory: RunDirectory, state: SyncState) -> None:
     """Replace the state. Raises OSError."""
-    files = {
-        path: {"far": asdict(known.remote), "stamp": known.stamp and asdict(known.stamp)}
-        for path, known in state.files.items()
-    }
-    replace_json(records_folder(directory) / "state.json", {"schema": SCHEMA, **asdict(state), "files": files}, SCHEMA)
+    replace_json(records_folder(directory) / "state.json", {"schema": SCHEMA, **document(state)}, SCHEMA)
 
 
 def write_success(directory: RunDirectory, now: float, found: Sequence[FoundSecret] = ()) -> None:
@@ -108,7 +94,7 @@ def write_found(directory: RunDirectory, now: float, found: Sequence[FoundSecret
 def _with_record(directory: RunDirectory, found: Sequence[FoundSecret]) -> list[dict[str, Any]]:
     """The secrets of a round with those on record, which hold: a person may have revoked some during the round."""
     both = {(secret.path, secret.kind): secret for secret in (*found, *read_found(directory))}
-    return [asdict(secret) for secret in both.values()]
+    return [document(secret) for secret in both.values()]
 
 
 def read_found(directory: RunDirectory) -> tuple[FoundSecret, ...]:
@@ -124,7 +110,7 @@ def write_revoked(directory: RunDirectory, now: float) -> tuple[FoundSecret, ...
     found = read_found(directory)
     revoked = tuple(secret for secret in found if secret.revoked is None)
     if revoked:
-        entries = [asdict(secret if secret.revoked is not None else replace(secret, revoked=now)) for secret in found]
+        entries = [document(secret if secret.revoked is not None else replace(secret, revoked=now)) for secret in found]
         replace_json(_status_file(directory), {**(_read_status(directory) or {}), "secrets": entries}, SCHEMA)
         told = "; ".join(str(secret) for secret in revoked)
         Journal(directory.journal).write("sync-revoked", f"revoked: {told}", {"secrets": len(revoked)})

@@ -22,11 +22,10 @@ from huggingface_hub.utils import get_session
 from huggingface_hub.utils._http import hf_request_event_hook  # its own client's, which ours stands in for
 
 from tr11ops.base.answers import PageTrail
+from tr11ops.base.errors import HubPermanentError, NoAnswer
 from tr11ops.base.http import LARGEST_ANSWER_BYTES, may_pass
 from tr11ops.base.redact import redact
-from tr11ops.base.retry import Unavailable
 from tr11ops.base.retry_after import wait_of
-from tr11ops.hub.base import HubPermanentError
 
 CONNECT_SECONDS = 15.0
 _WITH_LOGGERS = (hf_api, lfs)  # imported, so that all loggers are there when they are silenced
@@ -34,10 +33,6 @@ _LIBRARIES = ("huggingface_hub", "httpx2", "httpcore2")
 
 
 _trail: ContextVar[PageTrail | None] = ContextVar("trail", default=None)
-
-
-class NoAnswer(Unavailable):
-    """A failure that may pass."""
 
 
 @contextmanager

@@ -15,17 +15,20 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import asdict
+
+from tr11ops.base.errors import HubConflict, HubMissing, UploadRefused
 from tr11ops.base.units import size
-from tr11ops.hub.base import Add, Delete, HubConflict, HubFile, HubMissing, Operation, Progress, Repository
+from tr11ops.hub.base import Add, Delete, HubFile, Operation, Progress, Repository
 from tr11ops.hub.client import Hub
 from tr11ops.hub.model_card import identity_in
 from trainer.contract.files import write_json
 from trainer.contract.manifest import FileEntry, file_digest
+from trainer.contract.record import Record
 from trainer.contract.sharing import make_shared
 
 CARD = "README.md"
@@ -41,12 +44,7 @@ ROOM = 1.02  # of an export, over its tensors: configuration, tokenizer, headers
 _SAFE = re.compile(r"[A-Za-z0-9._-]{1,200}")
 
 
-class UploadRefused(Exception):
-    """The upload cannot be done as asked. The text is one line."""
-
-
-@dataclass(frozen=True)
-class Work:
+class Work(Record):
     """The folder of one upload. `options` names what else than the checkpoint the export is made from."""
 
     folder: Path
@@ -92,7 +90,7 @@ class Work:
             entries = files_of(result)
         except ValueError as error:
             raise UploadRefused(f"the export's result cannot be used: {error}") from None
-        write_json(self.record, {"options": self.options, "files": [vars(entry) for entry in entries]})
+        write_json(self.record, {"options": self.options, "files": [asdict(entry) for entry in entries]})
         return entries
 
     def make(self, needed: int) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeAlias
+
+from trainer.contract.record import Record
 
 PIECE_BYTES = 1 << 20
 HEADER = struct.Struct("<QI")  # of a record: its length and checksum
@@ -20,8 +21,7 @@ Read: TypeAlias = Callable[[int, int], bytes]
 """Gives up to so many bytes from an offset on; fewer only at the end of the file."""
 
 
-@dataclass(frozen=True)
-class Whole:
+class Whole(Record):
     """`end` is the offset after the last whole line or record; `is_sound` is false where what follows is none."""
 
     end: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from tr11ops.base.errors import ArithmeticProblem
 from tr11ops.importer.traced import DEEPEST_NESTING
 
 _TOKEN = re.compile(r"\s*(?:(0[xX][0-9a-fA-F]+|[0-9]+)(?![\w#])|(\*\*|<<|>>|<=|>=|==|!=|&&|\|\||[-+*/%()<>!~&|^?:]))")
@@ -13,10 +14,6 @@ _LEVELS: tuple[tuple[str, ...], ...] = (
 )  # fmt: skip
 _BITS = 1 << 64
 _LONGEST = 4096
-
-
-class ArithmeticProblem(ValueError):
-    """An expression that is not integer arithmetic of constants, or that divides by zero."""
 
 
 def evaluate(text: str) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tr11ops.importer.options import ConversionProblem, Converter, OptionUse
+from tr11ops.base.errors import ConversionProblem
+from tr11ops.importer.options import Converter, OptionUse
 from tr11ops.importer.results import Changed, LeftReason, PlacedValue, Unplaced
 from tr11ops.importer.traced import Traced
 

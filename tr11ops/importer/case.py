@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from tr11ops.base.errors import ConversionProblem
 from tr11ops.importer.builder import Builder
 from tr11ops.importer.deepspeed import DeepSpeedFile
 from tr11ops.importer.launch import ParsedLaunch
-from tr11ops.importer.options import ConversionProblem, OptionUse, number
+from tr11ops.importer.options import OptionUse, number
 from tr11ops.importer.reader import Script
 from tr11ops.importer.sbatch import Directive
+from trainer.contract.record import Record
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(Record):
     """One script under examination; `card` holds the script's own values, before any was changed."""
 
     text: str

@@ -5,28 +5,27 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from tr11ops.base.errors import ScriptError
 from tr11ops.importer.launch import ParsedLaunch
 from tr11ops.importer.reader import Script, WrittenFile
-from tr11ops.importer.traced import DEEPEST_NESTING, ScriptError, Traced
+from tr11ops.importer.traced import DEEPEST_NESTING, Traced
+from trainer.contract.record import Record
 
 _NUMBER = re.compile(r"-?[0-9]+(?:_[0-9]+)+(?:\.[0-9]+)?")
 _SIGNS = ("train_micro_batch_size_per_gpu", "zero_optimization", "train_batch_size")
 MOST_KEYS = 1000
 
 
-@dataclass(frozen=True)
-class DeepSpeedValue:
+class DeepSpeedValue(Record):
     """One value of the file. `value` is None where only a running shell could tell it."""
 
     value: Any
     line: int
 
 
-@dataclass(frozen=True)
-class DeepSpeedFile:
+class DeepSpeedFile(Record):
     """The file's values by dotted key. `underscored` are lines on which a number holds `_`, which JSON refuses."""
 
     path: str

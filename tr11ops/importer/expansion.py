@@ -6,9 +6,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tr11ops.importer.arithmetic import ArithmeticProblem, evaluate
+from tr11ops.base.errors import ArithmeticProblem, ScriptError
+from tr11ops.importer.arithmetic import evaluate
 from tr11ops.importer.lexer import Arithmetic, Literal, Parameter, Part, ShellWord, Substitution
-from tr11ops.importer.traced import LARGEST_VALUE, ScriptError, Traced
+from tr11ops.importer.traced import LARGEST_VALUE, Traced
 
 _BLANKS = " \t\n"
 _NAME_IN_ARITHMETIC = re.compile(r"(?<![\w#])[A-Za-z_]\w*", re.ASCII)

@@ -6,10 +6,12 @@ import copy
 import os
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
+from tr11ops.base.errors import ScriptError
 from tr11ops.importer.builder import Builder
 from tr11ops.importer.case import Case
 from tr11ops.importer.complete import complete, correct
@@ -24,7 +26,7 @@ from tr11ops.importer.place_training import place_training
 from tr11ops.importer.reader import read_shell
 from tr11ops.importer.results import CardProblem, Defect, Imported, LeftReason
 from tr11ops.importer.sbatch import read_directives
-from tr11ops.importer.traced import LARGEST_SCRIPT_BYTES, ScriptError
+from tr11ops.importer.traced import LARGEST_SCRIPT_BYTES
 from tr11ops.runcard.card import RunCard, load_card
 from tr11ops.runcard.load import apply_overrides, dotted, overridden_keys
 from tr11ops.runcard.toml_writer import write_card

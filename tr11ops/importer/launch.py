@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from tr11ops.base.errors import ScriptError
 from tr11ops.importer.options import ALL_VALUES, OptionUse
 from tr11ops.importer.options_table import RULES
 from tr11ops.importer.reader import Script, ShellCommand
-from tr11ops.importer.traced import ScriptError, Traced
+from tr11ops.importer.traced import Traced
+from trainer.contract.record import Record
 
 FEWEST_OPTIONS = 3  # of the trainer's, for a command to count as a training
 _OPTION = re.compile(r"--?[A-Za-z]")
@@ -19,8 +20,7 @@ _LAUNCHERS = frozenset(
 _LAUNCHER_SWITCHES = frozenset({"-u", "--standalone", "--no_python", "--use_env", "--no_python_module", "-m"})
 
 
-@dataclass(frozen=True)
-class ParsedLaunch:
+class ParsedLaunch(Record):
     """The training's command, taken apart. `strays` are words among the options that belong to none.
 
     `launcher` has the launcher's options by name with `_`; `spelled` how the script writes each.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
-from tr11ops.importer.traced import DEEPEST_NESTING, ScriptError, Traced, placeholder_at
+from tr11ops.base.errors import ScriptError
+from tr11ops.importer.traced import DEEPEST_NESTING, Traced, placeholder_at
+from trainer.contract.record import Record
 
 _OPERATORS = (
     "&>>", "<<<", "<<-", ";;&", "&&", "||", ";;", ";&", "|&", "<<", ">>", ">&", "<&", "&>", ">|", "<>",
@@ -20,16 +21,14 @@ _WORD_ENDS = " \t\n\r\\'\"$`&|;()<>"
 _ESCAPES = {"n": "\n", "t": "\t", "\\": "\\", "'": "'", '"': '"', "r": "\r", "a": "\a", "e": "\x1b"}
 
 
-@dataclass(frozen=True)
-class Literal:
+class Literal(Record):
     """Text as it stands; `quoted` text is never split, and makes a word even when empty."""
 
     text: Traced
     quoted: bool
 
 
-@dataclass(frozen=True)
-class Parameter:
+class Parameter(Record):
     """`$NAME`, `${NAME}`, `${NAME[@]}`, `${NAME:-default}`."""
 
     name: str
@@ -40,8 +39,7 @@ class Parameter:
     line: int
 
 
-@dataclass(frozen=True)
-class Arithmetic:
+class Arithmetic(Record):
     """`$((...))`: its inside, as between double quotes."""
 
     body: tuple[Part, ...]
@@ -50,8 +48,7 @@ class Arithmetic:
     line: int
 
 
-@dataclass(frozen=True)
-class Substitution:
+class Substitution(Record):
     """What only a shell could find out: `$(...)`, backquotes, `${NAME%suffix}` and their like. Kept as written."""
 
     source: str
@@ -62,8 +59,7 @@ class Substitution:
 Part = Literal | Parameter | Arithmetic | Substitution
 
 
-@dataclass(frozen=True)
-class ShellWord:
+class ShellWord(Record):
     """One word before expansion. `array`: the words of `NAME=(...)`."""
 
     parts: tuple[Part, ...]
@@ -77,8 +73,7 @@ class ShellWord:
         return "".join(part.text.text for part in self.parts if isinstance(part, Literal)) if plain else ""
 
 
-@dataclass(frozen=True)
-class Operator:
+class Operator(Record):
     """`;`, `|`, a newline, a redirection. `body` is the here-document of `<<`."""
 
     text: str

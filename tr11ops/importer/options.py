@@ -5,26 +5,22 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from tr11ops.base.errors import ConversionProblem
 from tr11ops.importer.results import LeftReason
 from tr11ops.importer.traced import Traced, is_placeholder
+from trainer.contract.record import Record
 
 ALL_VALUES = -1
 IN_THE_JOB = ("${SLURM_", "${TMPDIR}", "${HOSTNAME}", "${JOBSCRATCH}")  # variables that only a node has
 _QUOTES = "'\""
 
 
-class ConversionProblem(ValueError):
-    """A value that cannot become the key's; the text says why."""
-
-
 Converter = Callable[[Sequence[Traced]], Any]
 
 
-@dataclass(frozen=True)
-class OptionRule:
+class OptionRule(Record):
     """One option of the old trainer. Without `key`, `reason` and `note` say what becomes of it."""
 
     option: str
@@ -35,8 +31,7 @@ class OptionRule:
     reason: LeftReason | None = None
 
 
-@dataclass(frozen=True)
-class OptionUse:
+class OptionUse(Record):
     """An option as the script gives it."""
 
     option: str

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tr11ops.base.errors import ConversionProblem
 from tr11ops.importer.builder import Builder
-from tr11ops.importer.options import ConversionProblem, OptionUse, integer
+from tr11ops.importer.options import OptionUse, integer
 from tr11ops.importer.results import LeftReason
 
 _LAYERS = "--num-layers-per-virtual-pipeline-stage"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tr11ops.base.errors import ConversionProblem
 from tr11ops.importer.builder import Builder
-from tr11ops.importer.options import ConversionProblem, OptionUse, integer, number
+from tr11ops.importer.options import OptionUse, integer, number
 from tr11ops.importer.results import LeftReason
 
 _POSITIONS = "model.position_embedding"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from tr11ops.base.errors import ConversionProblem
 from tr11ops.importer.builder import Builder
-from tr11ops.importer.options import ConversionProblem, OptionUse, integer, one_of
+from tr11ops.importer.options import OptionUse, integer, one_of
 from tr11ops.importer.results import LeftReason
 
 _GRANULARITIES = one_of(full="full", selective="selective")

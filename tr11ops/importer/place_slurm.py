@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from tr11ops.base.errors import ConversionProblem
 from tr11ops.cluster.gres import gpu_kind_of
 from tr11ops.cluster.passed_options import gpus_of, option_fault
 from tr11ops.importer.builder import Builder
-from tr11ops.importer.options import ConversionProblem, Converter, integer, text
+from tr11ops.importer.options import Converter, integer, text
 from tr11ops.importer.results import LeftReason
 from tr11ops.importer.sbatch import Directive
 from tr11ops.importer.traced import Traced, placeholder_at

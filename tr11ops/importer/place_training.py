@@ -7,16 +7,10 @@ import math
 import re
 from collections.abc import Sequence
 
+from tr11ops.base.errors import ConversionProblem
 from tr11ops.importer.builder import Builder
 from tr11ops.importer.launch import ParsedLaunch
-from tr11ops.importer.options import (
-    ConversionProblem,
-    OptionUse,
-    integer,
-    known,
-    number,
-    text,
-)
+from tr11ops.importer.options import OptionUse, integer, known, number, text
 from tr11ops.importer.options_left import TOGETHER
 from tr11ops.importer.options_table import RULES
 from tr11ops.importer.place_data import place_data

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
+from tr11ops.base.errors import ScriptError
 from tr11ops.importer.expansion import Variables, expand_text, expand_word
 from tr11ops.importer.lexer import REDIRECTIONS, Lexer, Literal, Operator, Part, ShellWord, Token
-from tr11ops.importer.traced import ScriptError, Traced
+from tr11ops.importer.traced import Traced
+from trainer.contract.record import Record
 
 MOST_COMMANDS = 5000
 DEEPEST_SHELL = 4  # bash -c inside bash -c
@@ -21,8 +25,7 @@ _SHELLS = frozenset({"bash", "sh", "dash", "zsh"})
 _BREAKS = frozenset({"\n", ";", "&", "&&", "||", "|", "|&", "(", ")", ";;", ";&", ";;&"})
 
 
-@dataclass(frozen=True)
-class Assignment:
+class Assignment(Record):
     """`NAME=value`. `applied` is false where it stands in a condition and the name already had a value.
 
     `added` is what `+=` adds, and `value` the whole then.
@@ -37,8 +40,7 @@ class Assignment:
     added: Traced | None = None
 
 
-@dataclass(frozen=True)
-class ShellCommand:
+class ShellCommand(Record):
     """One simple command, expanded. `outer` are the words of the command whose `bash -c` text this one stands in."""
 
     words: tuple[Traced, ...]
@@ -54,8 +56,7 @@ class ShellCommand:
         return self.words[0].text.rpartition("/")[2] if self.words else ""
 
 
-@dataclass(frozen=True)
-class WrittenFile:
+class WrittenFile(Record):
     """A file that the script writes itself: `cat <<EOT > FILE`, `echo ... > FILE`."""
 
     path: Traced
@@ -86,8 +87,7 @@ def read_shell(text: str, given: Mapping[str, Traced] | None = None) -> Script:
     return script
 
 
-@dataclass(frozen=True)
-class _Context:
+class _Context(Record):
     """Where a statement stands: see `ShellCommand`; `depth` counts the launched shells around it."""
 
     conditional: bool

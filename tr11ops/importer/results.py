@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
+
+from msgspec import field
+
+from trainer.contract.documents import document
+from trainer.contract.record import Record
 
 SCHEMA = 1
 
@@ -27,8 +31,7 @@ class DefectSeverity(StrEnum):
     NOTE = "note"
 
 
-@dataclass(frozen=True)
-class PlacedValue:
+class PlacedValue(Record):
     """`key` holds `value` because of `source` on `line`; the value itself was written on `value_line`."""
 
     key: str
@@ -48,8 +51,7 @@ class PlacedValue:
         return f"line {self.line}, {self.source}{origin}{note}"
 
 
-@dataclass(frozen=True)
-class Unplaced:
+class Unplaced(Record):
     """An option of the script that is not in the card. `key`: what `--set` would have to give, if anything."""
 
     option: str
@@ -60,8 +62,7 @@ class Unplaced:
     key: str = ""
 
 
-@dataclass(frozen=True)
-class Changed:
+class Changed(Record):
     """A key whose value is not the script's, which the card would refuse or which would lose work."""
 
     key: str
@@ -71,8 +72,7 @@ class Changed:
     why: str
 
 
-@dataclass(frozen=True)
-class Defect:
+class Defect(Record):
     """Something wrong with the script itself: where, what, what it costs, what to do. `key`: what it is about."""
 
     code: str
@@ -84,8 +84,7 @@ class Defect:
     key: str = ""
 
 
-@dataclass(frozen=True)
-class CardProblem:
+class CardProblem(Record):
     """A rule of the run card that the imported values break, with the line they came from."""
 
     key: str
@@ -93,8 +92,7 @@ class CardProblem:
     text: str
 
 
-@dataclass(frozen=True)
-class Imported:
+class Imported(Record):
     """A whole import. `text` is the run card as it would be written."""
 
     script: str
@@ -131,11 +129,11 @@ class Imported:
             "script": self.script,
             "card": card,
             "exit_code": self.exit_code,
-            "placed": [asdict(item) for item in self.placed],
-            "changed": [asdict(item) for item in self.changed],
-            "unplaced": [asdict(item) for item in self.unplaced],
-            "defects": [asdict(item) for item in self.defects],
-            "problems": [asdict(item) for item in self.problems],
+            "placed": [document(item) for item in self.placed],
+            "changed": [document(item) for item in self.changed],
+            "unplaced": [document(item) for item in self.unplaced],
+            "defects": [document(item) for item in self.defects],
+            "problems": [document(item) for item in self.problems],
             "decisions": len(self.decisions),
             "text": self.text,
         }

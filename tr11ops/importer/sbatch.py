@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from tr11ops.importer.traced import placeholder_at
+from trainer.contract.record import Record
 
 _LINE = re.compile(r"#SBATCH(?=\s|$)(.*)")
 _SHORT = {
@@ -24,8 +24,7 @@ _WITHOUT_VALUE = frozenset(
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Directive:
+class Directive(Record):
     """One option of an `#SBATCH` line, by its long name, and as it is `spelled` there.
 
     `read` is false where Slurm passes it by: it stands after a command.

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+from trainer.contract.record import Record
 
 # What a person should have filled in: `<PATH TO VOCAB>`, `<path>/vocab.json`. A shell would read from PATH.
 _PLACEHOLDER = re.compile(r"<[A-Za-z](?:[\w .,:/-]*[\w.])?>(?!/dev/)(?=[\s'\"/_.:,-]|$)", re.ASCII)
@@ -30,16 +31,7 @@ def is_placeholder(unknown: str) -> bool:
     return unknown.startswith("<")
 
 
-class ScriptError(ValueError):
-    """A script that cannot be read. The text is one line: which line of the script, what, and what to do."""
-
-    def __init__(self, line: int, what: str, fix: str):
-        self.line = line
-        super().__init__(f"line {line}: {what}; {fix}" if line else f"{what}; {fix}")
-
-
-@dataclass(frozen=True)
-class Traced:
+class Traced(Record):
     """`text` with one mark a character: twice its line, plus one when the character is unknown."""
 
     text: str = ""

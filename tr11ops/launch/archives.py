@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from tr11ops.backup.archives import folder_fault, folder_of, is_folder
 from tr11ops.backup.overlap import overlap, same_device
 from tr11ops.runcard.card import RunCard
 from tr11ops.runcard.check import PreflightCheck, refused, warning
+from trainer.contract.record import Record
 
 
-@dataclass(frozen=True)
-class ArchiveFacts:
+class ArchiveFacts(Record):
     """A folder of [backup]. `overlap`: how it overlaps with the run directory; `is_same_device`: on its file system.
 
     `fault`: why no round could use it now, "" where one could.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from tr11ops.base.units import counted, duration
@@ -14,6 +13,7 @@ from tr11ops.runcard.card import RunCard
 from tr11ops.runcard.check import PreflightCheck, ok, refused, warning
 from tr11ops.runcard.estimate import attempt_seconds
 from tr11ops.runcard.speed import RunHistory, assumed_rate, seconds_at
+from trainer.contract.record import Record
 
 ChainKind: TypeAlias = Literal["single", "array", "afterany", "self"]
 WORDS: dict[ChainKind, str] = {
@@ -24,8 +24,7 @@ WORDS: dict[ChainKind, str] = {
 }
 
 
-@dataclass(frozen=True)
-class QueueChain:
+class QueueChain(Record):
     """The chosen way of queueing `tasks` attempts, and why. `fault` says why none will do; it is then not used."""
 
     kind: ChainKind
@@ -93,8 +92,7 @@ def site_checks(site: SiteRules) -> Iterator[PreflightCheck]:
 
 
 # ----------------------------------------------------------------------------- how far it goes
-@dataclass(frozen=True)
-class Coverage:
+class Coverage(Record):
     """How far a chain goes. Seconds of pure training; waits, saves, evaluations and faults are not in it.
 
     `remaining` is None where nothing says how fast the run is; `basis` says what it rests on.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from tr11ops.base.observed import Observed, Unknown
@@ -13,13 +12,13 @@ from tr11ops.base.units import counted
 from tr11ops.runcard.card import RunCard
 from tr11ops.runcard.check import PreflightCheck, ok, refused, warning
 from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.record import Record
 
 ASK_SECONDS = 30.0
 _PYXIS = "--container-image"
 
 
-@dataclass(frozen=True)
-class ContainerFacts:
+class ContainerFacts(Record):
     """What is seen from here. `image_is_there` is None for an address, which only the runtime can try."""
 
     image_is_there: bool | None

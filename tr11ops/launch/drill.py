@@ -10,21 +10,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tr11ops.base.errors import SchedulerError
 from tr11ops.base.observed import Unknown, known, observed
-from tr11ops.cluster.base import Job, Scheduler, SchedulerError
+from tr11ops.cluster.base import Job, Scheduler
 from tr11ops.observe.files import read_heartbeats
 from tr11ops.runcard.card import RunCard
 from tr11ops.rundir.attempts import AttemptVerdict
 from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.documents import document
 from trainer.contract.drill import PHASES, VARIABLE
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.heartbeat import Heartbeat
 from trainer.contract.manifest import Manifest, manifest_faults
 from trainer.contract.paths import MANIFEST_FILE
+from trainer.contract.record import Record
 
 DRILL_SCHEMA = 1
 NAMES = {
@@ -33,8 +36,7 @@ NAMES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class PhaseResult:
+class PhaseResult(Record):
     """What became of one phase. Times in seconds since the signal was sent; None: it never came to that.
 
     `iteration`: where the trainer left. `checkpoint`: the newest whole one after it. `fault`: empty when all is well.
@@ -56,8 +58,7 @@ class PhaseResult:
         return not self.fault
 
 
-@dataclass(frozen=True)
-class Sight:
+class Sight(Record):
     """What the drill saw of one task: when the signal was sent, in which phase, and what was left at the end.
 
     `left` and `saved`: when the end marker, and the newest checkpoint, were first seen.
@@ -271,6 +272,6 @@ def proof(card: RunCard, results: tuple[PhaseResult, ...], extra: dict[str, Any]
         "workers_per_node": card.slurm.workers,
         "signal_seconds_before_limit": card.slurm.signal_seconds_before_limit,
         "fine": all(result.is_fine for result in results),
-        "phases": [{**asdict(result), "name": NAMES[result.phase]} for result in results],
+        "phases": [{**document(result), "name": NAMES[result.phase]} for result in results],
         **extra,
     }

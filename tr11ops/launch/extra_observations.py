@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pwd
 import stat
-from dataclasses import dataclass
 from pathlib import Path
 
 from tr11ops.base.observed import known
@@ -14,12 +13,12 @@ from tr11ops.runcard.card import RunCard
 from tr11ops.rundir.datasets import prefixes_of
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.paths import RunPaths
+from trainer.contract.record import Record
 
 RECENT_BEATS_SECONDS = 7 * 86400.0
 
 
-@dataclass(frozen=True)
-class ClockFacts:
+class ClockFacts(Record):
     """How far one clock is ahead of another, in seconds (below zero: behind)."""
 
     what: str
@@ -27,8 +26,7 @@ class ClockFacts:
     against: str
 
 
-@dataclass(frozen=True)
-class AccessFault:
+class AccessFault(Record):
     """One folder or file of the run that the group cannot work with, and whose it is."""
 
     path: Path

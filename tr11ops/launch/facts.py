@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from msgspec import field
+from msgspec.structs import replace
+
+from tr11ops.base.errors import SchedulerError
 from tr11ops.base.observed import Observed, Unknown, cause, known
-from tr11ops.cluster.base import Job, Node, Partition, Scheduler, SchedulerError
+from tr11ops.cluster.base import Job, Node, Partition, Scheduler
 from tr11ops.cluster.grants import Grants
 from tr11ops.cluster.rehearsal import rehearsal_refusal
 from tr11ops.cluster.select import start_of_watchdog
@@ -55,6 +58,7 @@ from trainer.contract.files import host_name, now
 from trainer.contract.manifest import manifest_faults
 from trainer.contract.origin import Origin
 from trainer.contract.paths import RunPaths
+from trainer.contract.record import Record
 from trainer.contract.resumable import CURSOR_FILE, ResumeSearch, foreign_step, search, size_faults
 from trainer.contract.state_file import read_json
 from trainer.schedule.path import START, Position
@@ -62,8 +66,7 @@ from trainer.schedule.progress import Progress
 from trainer.schedule.start import StartSource, loaded_source, own_source
 
 
-@dataclass(frozen=True)
-class LaunchRequest:
+class LaunchRequest(Record):
     """What the person asked for beyond the card. `array` is what Slurm is given (`1-10%1`), None for single jobs.
 
     `chain` says how the `tasks` attempts are queued, None where it was not asked. `read_digests`: compare every byte of
@@ -88,8 +91,7 @@ class LaunchRequest:
         return tuple(dict.fromkeys(filter(None, numbers)))
 
 
-@dataclass(frozen=True)
-class DirectoryFacts:
+class DirectoryFacts(Record):
     """Whether the run directory can be written to. `fault` is empty when it can, or could be made.
 
     `free_inodes` is None where the file system does not count them. `missing_parents`: folders above the run directory
@@ -102,8 +104,7 @@ class DirectoryFacts:
     missing_parents: tuple[Path, ...] = ()
 
 
-@dataclass(frozen=True)
-class KillSwitchFacts:
+class KillSwitchFacts(Record):
     """The stop file: set or not, by whom; whether it lies where it is the run's; whether that was ever marked so."""
 
     is_set: bool
@@ -113,8 +114,7 @@ class KillSwitchFacts:
     was_marked: bool = False
 
 
-@dataclass(frozen=True)
-class LaunchCheckpoints:
+class LaunchCheckpoints(Record):
     """The checkpoints that the training would start from, judged and tried as the trainer does it (see
     `trainer.contract.resumable`): the run's own, and where it has none, those that `checkpoint.load` names.
 
@@ -148,8 +148,7 @@ class LaunchCheckpoints:
         return START
 
 
-@dataclass(frozen=True)
-class LaunchFacts:
+class LaunchFacts(Record):
     """All observations of one moment (`time`, seconds since the epoch)."""
 
     time: float

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from tr11ops.base.units import duration
 from tr11ops.runcard.card import RunCard
 from tr11ops.runcard.check import PreflightCheck, ok, refused, warning
 from tr11ops.runcard.rules import SIGNAL_SLACK_SECONDS
 from tr11ops.runcard.speed import RunHistory
+from trainer.contract.record import Record
 
 
-@dataclass(frozen=True)
-class TimeMargin:
+class TimeMargin(Record):
     """Time from the trainer's leave to Slurm's end of the attempt, in seconds.
 
     `sure` is less than `nominal` where the early signal alone makes the trainer leave, for that may come late.

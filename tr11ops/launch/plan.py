@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from tr11ops.base.units import counted
 from tr11ops.cluster.base import BatchRequest
@@ -16,14 +17,14 @@ from tr11ops.runcard.card import PathBase, RunCard, resolved
 from tr11ops.runcard.exit_duration import ExitPlan, exit_plan, resolved_with_exit
 from tr11ops.runcard.speed import RunHistory
 from tr11ops.rundir.paths import RunDirectory, nearest_folder
+from trainer.contract.record import Record
 
 NO_OUTPUT = "/dev/null"  # the script opens its own: Slurm ends a job whose output cannot be opened
 DEFAULT_OUTPUT = "%x-%A_%a.out"
 SINGLE_OUTPUT = "%x-%j.out"
 
 
-@dataclass(frozen=True)
-class LaunchPlan:
+class LaunchPlan(Record):
     """One submission, complete. `card` is the resolved card, as the trainer will read it.
 
     `output`: where the batch script writes, with sbatch's codes in it.

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from msgspec import field
+
 from tr11ops.launch.starter import example_tables
+from trainer.contract.record import Record
 
 _TOKENS = re.compile(r"(\d{1,15}(?:\.\d{1,6})?(?:e\d{1,2})?) ?([kmbt]?)", re.IGNORECASE)
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
@@ -18,8 +20,7 @@ OF_ITS_SITE = ("hub", "backup", "alerts", "cron", "perms")  # sections that name
 WARMUP_SHARE, RAMP_SHARE = 100, 20  # at most this part of the training warms up, or has a smaller batch
 
 
-@dataclass(frozen=True)
-class Preset:
+class Preset(Record):
     """A model of this size: the shipped card it starts from, and what is different."""
 
     example: str

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
-from tr11ops.cluster.base import SchedulerError
+from msgspec.structs import replace
+
+from tr11ops.base.errors import SchedulerError
 from tr11ops.launch.session import LaunchJob, LaunchView, carry_out_locked
 from tr11ops.launch.submit import launch_lock
 from tr11ops.queue.held_jobs import release
@@ -16,10 +17,10 @@ from tr11ops.queue.repair import Repair, RepairStep
 from tr11ops.runcard.card import parse_attempts
 from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import Submission
+from trainer.contract.record import Record
 
 
-@dataclass(frozen=True)
-class RepairOutcome:
+class RepairOutcome(Record):
     """What came of a change: the new jobs, and what could not be done, in words (empty: all was done)."""
 
     submitted: tuple[str, ...] = ()

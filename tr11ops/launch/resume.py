@@ -11,7 +11,7 @@ from tr11ops.runcard.card import RunCard
 from tr11ops.runcard.check import PreflightCheck, ok, refused, unknown, warning
 from trainer.config.data_match import DataRecord, data_facts, decisive_differences, fact_differences
 from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name
-from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.errors import CheckpointError
 from trainer.contract.manifest import Manifest
 from trainer.schedule.learning_rate import plan_of
 from trainer.schedule.path import path_of

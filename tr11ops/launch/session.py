@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
+from msgspec.structs import replace
+
+from tr11ops.base.errors import SchedulerError, SchedulerUnreachable
 from tr11ops.base.observed import known
 from tr11ops.cluster.arrays import ArraySpec
-from tr11ops.cluster.base import Scheduler, SchedulerError, SchedulerUnreachable
+from tr11ops.cluster.base import Scheduler
 from tr11ops.cluster.grants import Grants, read_grants
 from tr11ops.cluster.site import SiteRules, keep_site, read_site
 from tr11ops.launch.chain import QueueChain, choose_chain
@@ -23,10 +25,10 @@ from tr11ops.runcard.card import PathBase, RunCard
 from tr11ops.runcard.check import Level, PreflightCheck, ok, refused, unknown, verdict, warning
 from tr11ops.rundir.paths import RunDirectory, Submission, new_tag
 from tr11ops.rundir.state_files import set_damage_aside
+from trainer.contract.record import Record
 
 
-@dataclass(frozen=True)
-class LaunchJob:
+class LaunchJob(Record):
     """A launch as the command line means it. `array` are the attempts asked for, however they will be queued.
 
     `base` says where the card's relative paths were taken from.
@@ -54,8 +56,7 @@ class LaunchJob:
         return read_grants(rules, self.user, account, quality, slurm.reservation, partition=partition)
 
 
-@dataclass(frozen=True)
-class LaunchView:
+class LaunchView(Record):
     """What the checks said, and the plan where they let one be made."""
 
     checks: tuple[PreflightCheck, ...]

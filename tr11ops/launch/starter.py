@@ -6,12 +6,12 @@ Pure, but for reading an example card and a tokenizer's size.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
+from tr11ops.base.errors import StarterError
 from tr11ops.base.units import counted
 from tr11ops.cluster.base import Node, Partition
 from tr11ops.cluster.sbatch_options import format_time_limit
@@ -25,6 +25,7 @@ from tr11ops.runcard.toml_writer import schema_of, write_card
 from trainer.config.base import MOST_SAMPLES
 from trainer.config.card import BatchSection
 from trainer.config.rules import batch_problems
+from trainer.contract.record import Record
 from trainer.schedule.devices import device_peak
 
 USUAL_LIMIT_SECONDS = 20 * 3600
@@ -36,12 +37,7 @@ _OF_ANOTHER_CLUSTER = ("account", "constraint", "reservation", "quality_of_servi
 _OF_OTHER_NODES = ("gpus_per_node", "gpu_kind", "gpu_memory_gb", "workers_per_node")
 
 
-class StarterError(ValueError):
-    """No card can be made of what is there; one line."""
-
-
-@dataclass(frozen=True)
-class PartitionChoice:
+class PartitionChoice(Record):
     """Where runs can go: a partition, and what each of its nodes has at least."""
 
     partition: Partition
@@ -78,8 +74,7 @@ def partition_choices(partitions: Iterable[Partition], nodes: Iterable[Node]) ->
     return tuple(sorted(found, key=lambda one: (-one.gpus * one.nodes, not one.partition.is_default, -one.nodes)))
 
 
-@dataclass(frozen=True)
-class Answers:
+class Answers(Record):
     """What a person must say, or leave at what is proposed. `account` and `quality` are "" for the user's default."""
 
     name: str

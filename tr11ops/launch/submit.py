@@ -10,14 +10,16 @@ import platform
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from datetime import UTC
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
+from tr11ops.base.errors import LaunchBusy, SchedulerError, SchedulerUnreachable, SubmissionUnknown
 from tr11ops.base.observed import known
 from tr11ops.base.units import timestamp
-from tr11ops.cluster.base import Scheduler, SchedulerError, SchedulerUnreachable
+from tr11ops.cluster.base import Scheduler
 from tr11ops.launch.facts import LaunchFacts
 from tr11ops.launch.other_jobs import without_trace
 from tr11ops.launch.plan import LaunchPlan
@@ -34,24 +36,6 @@ from trainer.contract.state_file import is_damage, set_aside
 
 LOOKUPS = 5
 LOOKUP_PAUSE_SECONDS = 2.0
-
-
-class LaunchBusy(SchedulerError):
-    """Another launch of this run is under way at this moment: no word of the scheduler's."""
-
-    @property
-    def sentence(self) -> str:
-        return str(self)
-
-
-class SubmissionUnknown(SchedulerUnreachable):
-    """The scheduler's answer was lost, so the job may exist. `tag` is what it is found by."""
-
-    def __init__(self, tag: str, why: str):
-        super().__init__(
-            f"submission {tag} was sent, the answer was lost ({why}): the job may exist, look with `tr11 status`"
-        )
-        self.tag = tag
 
 
 @contextmanager

@@ -8,15 +8,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
+from msgspec.structs import replace
+
+from tr11ops.base.errors import LaunchBusy, SchedulerError, SchedulerUnreachable
 from tr11ops.base.observed import cause, known
 from tr11ops.base.units import counted
-from tr11ops.cluster.base import Scheduler, SchedulerError, SchedulerUnreachable
+from tr11ops.cluster.base import Scheduler
 from tr11ops.launch.facts import LaunchRequest
 from tr11ops.launch.history import read_history
 from tr11ops.launch.plan import plan_launch
-from tr11ops.launch.submit import LOOKUP_PAUSE_SECONDS, LaunchBusy, launch_lock, submit
+from tr11ops.launch.submit import LOOKUP_PAUSE_SECONDS, launch_lock, submit
 from tr11ops.nodes.names import card_exclusions
 from tr11ops.observe.files import read_exclusions
 from tr11ops.runcard.card import RunCard
@@ -25,13 +27,13 @@ from tr11ops.rundir.exclusions import INCLUDED
 from tr11ops.rundir.journal import read_journal
 from tr11ops.rundir.paths import RunDirectory, Submission, is_tag, new_tag
 from tr11ops.rundir.submissions import SUPERSEDED, is_superseded, job_of_tag
+from trainer.contract.record import Record
 from trainer.contract.state_file import read_json
 
 AGAIN_SECONDS = 30.0  # between two tries to queue the next job, while this one trains
 
 
-@dataclass(frozen=True)
-class BatchJob:
+class BatchJob(Record):
     """A job that has just started. `number` is what it was submitted as (an array's id), `submission` its tag."""
 
     card: RunCard

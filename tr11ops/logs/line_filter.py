@@ -5,18 +5,17 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from tr11ops.dialects.reading import iteration_of
 from tr11ops.logs.lines import ATTEMPT, ERROR, PREFIX, PULSE, START, TRACEBACK, body, plain, severity
 from tr11ops.logs.reader import LONGEST_LINE_BYTES
+from trainer.contract.record import Record
 
 SEPARATOR = "--"
 _CHAINED = ("The above exception", "During handling of the above exception")
 
 
-@dataclass(frozen=True)
-class LineQuery:
+class LineQuery(Record):
     """What a person asked for.
 
     `level` is a number of `lines.LEVELS`; `iterations` are first and last, both included; `attempt` is a job id.

@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from bisect import bisect_right, insort
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
@@ -19,6 +18,7 @@ from tr11ops.dialects.reading import dialect_in, iteration_of
 from tr11ops.dialects.table import dialect_named
 from tr11ops.logs.lines import ATTEMPT_BYTES, ATTEMPT_WORDS, STAMP_BYTES, moment
 from tr11ops.logs.reader import BLOCK_BYTES, LONGEST_LINE_BYTES, LogReader, whole_blocks
+from trainer.contract.record import Record
 
 LEAF_BYTES = 256 << 10  # parts that are not divided any further
 SHORTEST_STEP_LINE = 60  # where no line of a step was seen whole
@@ -28,16 +28,14 @@ USUAL = "megatron"  # the dialect of our own logs, which may be large
 NEWLINE = ord("\n")
 
 
-@dataclass(frozen=True)
-class LineMark:
+class LineMark(Record):
     """A line that says where it is: the offset of its beginning, and its iteration or its time."""
 
     offset: int
     value: float
 
 
-@dataclass(frozen=True)
-class Region:
+class Region(Record):
     """Part of a log: bytes [start, end)."""
 
     start: int

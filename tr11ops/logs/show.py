@@ -4,24 +4,27 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+import msgspec
+
+from tr11ops.base.errors import NoSuchAttempt
 from tr11ops.logs.line_filter import LineFilter, LineQuery
 from tr11ops.logs.reader import LogReader, line_start, tail_offset, whole_blocks
 from tr11ops.logs.search import Region, attempt_regions, offset_since, step_marks, step_regions
 from tr11ops.logs.skip import may_hold
+from trainer.contract.record import Record
 
 FIRST_WINDOW_BYTES = 1 << 20
 
 
-@dataclass(frozen=True)
-class Query:
+class Query(Record):
     """Where to begin. `lines` from the end (None: all that was asked for). `since` in seconds since the epoch.
 
     `steps_since`: how many steps were logged since then, where that is known from elsewhere: a step's line has no time.
     """
 
-    wanted: LineQuery = field(default_factory=LineQuery)
+    wanted: LineQuery = msgspec.field(default_factory=LineQuery)
     lines: int | None = None
     since: float | None = None
     steps_since: int | None = None
@@ -29,14 +32,6 @@ class Query:
     @property
     def has_place(self) -> bool:
         return self.since is not None or self.wanted.attempt is not None or self.wanted.iterations is not None
-
-
-class NoSuchAttempt(LookupError):
-    """The log tells nothing of an attempt. `launches`: of how many launches of others it tells."""
-
-    def __init__(self, launches: int) -> None:
-        super().__init__(launches)
-        self.launches = launches
 
 
 @dataclass

@@ -18,6 +18,7 @@ from tr11ops.diagnose.signature import Role, Rule
 from tr11ops.dialects.reading import StepReader
 from tr11ops.logs.lines import task_of
 from tr11ops.logs.reader import LONGEST_LINE_BYTES, LogReader
+from trainer.contract.record import Record
 
 SCAN_BYTES = 4 << 20
 KEPT = 1000  # of a kind of event; all are counted
@@ -61,8 +62,7 @@ def _is_told(rule: Rule) -> bool:
     return any(one.family in _FAMILIES or one.id == _TRACEBACK for one in signatures)
 
 
-@dataclass(frozen=True)
-class Restart:
+class Restart(Record):
     """A start of the training. `before` and `after`: the last step before it and the first one after it."""
 
     before: int | None
@@ -75,16 +75,14 @@ class Restart:
         return 0 if self.before is None or self.after is None else max(0, self.before - self.after + 1)
 
 
-@dataclass(frozen=True)
-class CleanEnd:
+class CleanEnd(Record):
     """A clean end that the log tells of: how, and after which step."""
 
     how: str
     iteration: int | None
 
 
-@dataclass(frozen=True)
-class Silence:
+class Silence(Record):
     """Pulses in a row that said running while no step came: after which step, from when to when, and how many."""
 
     iteration: int

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from typing import Any
+
+from msgspec import to_builtins
 
 from tr11ops.base.units import size
 from tr11ops.logs.summary import Restart, Summary
+from trainer.contract.documents import document
 
 SCHEMA = 1
 SHOWN = 8
@@ -76,8 +78,8 @@ def value(summary: Summary, name: str) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "log": name,
-        **asdict(summary),
-        "starts": [{**asdict(start), "redone": start.redone} for start in summary.starts],
+        **to_builtins(summary),
+        "starts": [{**document(start), "redone": start.redone} for start in summary.starts],
         "validations": {
             group: {"iteration": iteration, "lm_loss": loss if math.isfinite(loss) else None}
             for group, (iteration, loss) in summary.validations.items()

@@ -10,11 +10,11 @@ from pathlib import Path
 from tr11ops.logs.line_filter import LineFeed, LineFilter
 from tr11ops.logs.reader import BLOCK_BYTES, FileReader
 from tr11ops.logs.show import Beginning, Query
+from trainer.contract.record import Record
 from trainer.contract.state_file import descriptor_of
 
 
-@dataclass(frozen=True)
-class LogSource:
+class LogSource(Record):
     """One log to read. `label` goes before each line when several are read at once."""
 
     label: str

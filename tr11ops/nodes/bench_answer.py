@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
+
+from msgspec import field
+
+from trainer.contract.record import Record
 
 _SAMPLE = re.compile(
     r"(?P<name>[a-z][a-z0-9-]{0,23})(?:@(?P<part>[\w.-]{1,40}))? (?P<value>\S+)(?: (?P<unit>[\w/%]{1,12}))?"
@@ -18,8 +21,7 @@ LONGEST_WHY = 200
 MOST_SAMPLES = 1000  # of one part
 
 
-@dataclass(frozen=True)
-class NodeAnswer:
+class NodeAnswer(Record):
     """A node's samples: measurement -> part -> values, larger is faster. `why`: what kept it from measuring all."""
 
     node: str

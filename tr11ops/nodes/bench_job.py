@@ -15,11 +15,14 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from tr11ops.nodes.bench_answer import NodeAnswer, answer_from, is_sample, read_answer
+from trainer.contract.documents import document
+from trainer.contract.record import Record
 
 ANSWERS = "answers.jsonl"
 END_SECONDS = 10.0  # for a step to end when it is asked to
@@ -27,8 +30,7 @@ STEP = ("srun", "--overlap", "--nodes=1", "--ntasks=1", "--cpu-bind=none", "--ki
 REPEAT = "for turn in {turns}; do sh -c {command} || exit $?; done"
 
 
-@dataclass(frozen=True)
-class BenchRequest:
+class BenchRequest(Record):
     """What to measure on which nodes. Plain values, for JSON. `folder`: one that all nodes see, for the answers.
 
     `seconds` is for how long a node may take in all, `sample_seconds` of one sample. `disk`: a folder of each node to
@@ -97,7 +99,7 @@ def measure(asked: BenchRequest, rank: int) -> NodeAnswer:
 def add_answer(folder: Path, answer: NodeAnswer) -> None:
     """Append an answer, in one write. Raises OSError."""
     with (folder / ANSWERS).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(asdict(answer)) + "\n")
+        file.write(json.dumps(document(answer)) + "\n")
 
 
 def read_answers(folder: Path) -> Iterator[NodeAnswer]:

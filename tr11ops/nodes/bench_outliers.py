@@ -22,11 +22,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from statistics import median
+
+from msgspec.structs import replace
 
 from tr11ops.base.robust import error_of_median, robust_sigma
 from tr11ops.nodes.bench_answer import NodeAnswer
+from trainer.contract.record import Record
 
 FLOOR = 0.05  # of the logarithm: about 5 %
 NOISE_FACTOR = 6.0
@@ -39,8 +41,7 @@ MIN_PEERS = 3  # of two nodes no one knows which is the usual one
 FINE, SLOW, UNKNOWN = "fine", "slow", "unknown"
 
 
-@dataclass(frozen=True)
-class Measurement:
+class Measurement(Record):
     """One node's speed in one measurement beside its peers'. Speeds in the measurement's unit per second."""
 
     value: float
@@ -62,8 +63,7 @@ class Measurement:
         return self.ratio < FAR
 
 
-@dataclass(frozen=True)
-class NodeSpeed:
+class NodeSpeed(Record):
     """One node's measurements, those that it made and that could be compared, and what follows."""
 
     answer: NodeAnswer

@@ -6,21 +6,24 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from tr11ops.cluster.base import Scheduler, SchedulerError
+from msgspec.structs import replace
+
+from tr11ops.base.errors import SchedulerError
+from tr11ops.cluster.base import Scheduler
 from tr11ops.nodes.bench_answer import NodeAnswer
 from tr11ops.nodes.bench_job import BenchRequest, measure, read_answers, run_bench
 from tr11ops.nodes.check import POLL_SECONDS, SETTLE_SECONDS, EndedJobs, JobSettings, submit_to
 from tr11ops.nodes.group_runner import START_SECONDS
+from trainer.contract.documents import document
+from trainer.contract.record import Record
 
 END_SECONDS = 30.0  # for late steps to be ended, and for the job to leave
 Progress = Callable[[NodeAnswer], None]
 
 
-@dataclass(frozen=True)
-class SlurmBench:
+class SlurmBench(Record):
     """The measurements as one job that has its nodes to itself. It is cancelled when its time is over."""
 
     scheduler: Scheduler
@@ -41,7 +44,7 @@ class SlurmBench:
         """Every node's answer, in the order of the request; `progress` gets each as it comes."""
         nodes, found = self.request.nodes, dict[str, NodeAnswer]()
         try:
-            job = submit_to(self.settings, nodes, self.minutes, run_bench, asdict(self.request), is_alone=True)
+            job = submit_to(self.settings, nodes, self.minutes, run_bench, document(self.request), is_alone=True)
         except Exception as error:  # a refusal of sbatch comes as submitit's own kind of error
             why = f"no job could be started: {' '.join(str(error).split())}"
             return tuple(NodeAnswer(node, why=why) for node in nodes)
@@ -71,8 +74,7 @@ class SlurmBench:
         return f"no answer: the job did not start, or not end, within {self.deadline:g} s"
 
 
-@dataclass(frozen=True)
-class LocalBench:
+class LocalBench(Record):
     """The measurements as processes of this machine, which plays every node: one at a time, or each would slow the
     other down."""
 

@@ -13,19 +13,23 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from threading import Semaphore
 from typing import Any, Protocol
 
+from msgspec.structs import replace
+
+from tr11ops.base.errors import SchedulerError
 from tr11ops.base.units import counted
-from tr11ops.cluster.base import Job, JobState, Node, Scheduler, SchedulerError
+from tr11ops.cluster.base import Job, JobState, Node, Scheduler
 from tr11ops.cluster.passed_options import Options, of_chosen_nodes, with_gpus
 from tr11ops.cluster.slurm_command import client_environment
 from tr11ops.health.base import CheckOutcome, CheckResult, summary, worst
 from tr11ops.health.everywhere import fails_everywhere
 from tr11ops.nodes.health_job import MARK, HealthRequest, check_here, results_of
 from tr11ops.nodes.view import holders_of
+from trainer.contract.documents import document
+from trainer.contract.record import Record
 
 JOB_NAME = "tr11-health"
 POLL_SECONDS = 0.1
@@ -34,8 +38,7 @@ PROCESSES_AT_ONCE = 16  # so that neither this machine nor the scheduler is floo
 SETTLE_SECONDS = 3.0  # a shared file system shows a result this much later than the scheduler shows the end
 
 
-@dataclass(frozen=True)
-class NodeCheck:
+class NodeCheck(Record):
     """What came out for one node."""
 
     node: str
@@ -51,8 +54,7 @@ class NodeCheck:
         return all(entry.result is not CheckOutcome.UNKNOWN for entry in self.checks)
 
 
-@dataclass(frozen=True)
-class Way:
+class Way(Record):
     """How a node is to be checked: in a job of its own, `inside` a job of ours, or not at all (`never` says why)."""
 
     node: str
@@ -60,8 +62,7 @@ class Way:
     never: str = ""
 
 
-@dataclass(frozen=True)
-class JobSettings:
+class JobSettings(Record):
     """How health jobs are submitted: a folder that the nodes see, and the card's words for the scheduler."""
 
     folder: Path
@@ -272,7 +273,7 @@ def submit_check(
 ) -> Answering:
     """Start the check of one node in a job of its own, under Slurm."""
     try:
-        job = submit_to(settings, (way.node,), 5, check_here, asdict(request))
+        job = submit_to(settings, (way.node,), 5, check_here, document(request))
     except Exception as error:  # a refusal of sbatch comes as submitit's own kind of error
         words = " ".join(str(error).split()) or type(error).__name__
         return UnstartedCheck(NodeCheck(way.node, CheckOutcome.UNKNOWN, f"no health job could be started: {words}"))
@@ -321,8 +322,7 @@ def _further_options(settings: JobSettings, is_alone: bool) -> dict[str, str | b
     return found | ({"reservation": settings.reservation} if settings.reservation else {})
 
 
-@dataclass(frozen=True)
-class UnstartedCheck:
+class UnstartedCheck(Record):
     """A check that could not be started: its answer is there at once."""
 
     result: NodeCheck
@@ -364,7 +364,7 @@ class ProcessCheck:
     def __init__(self, way: Way, request: HealthRequest, code_root: Path | None, slots: Semaphore):
         self._node, self._slots = way.node, slots
         self._environment = with_code(client_environment(dict(os.environ)), code_root)
-        self._command = [sys.executable, "-m", "tr11ops.nodes.health_job", json.dumps(asdict(request))]
+        self._command = [sys.executable, "-m", "tr11ops.nodes.health_job", json.dumps(document(request))]
         if way.inside:
             step = ["srun", "--jobid", way.inside, "--overlap", "--nodes=1", "--ntasks=1", "--nodelist", way.node]
             self._command = [*step, *self._command]

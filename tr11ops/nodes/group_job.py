@@ -6,17 +6,16 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from tr11ops.nodes.suspects import GroupOutcome, GroupTest
+from trainer.contract.record import Record
 
 PROBE = "{python} -m trainer.debug.group_probe"
 LONGEST_WHY = 200
 
 
-@dataclass(frozen=True)
-class GroupRequest:
+class GroupRequest(Record):
     """A command (of the shell) for every node of a group, and for how long it may run. Plain values, for JSON."""
 
     nodes: tuple[str, ...]

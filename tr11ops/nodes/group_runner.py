@@ -7,19 +7,22 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from tr11ops.cluster.base import Scheduler, SchedulerError
+from msgspec.structs import replace
+
+from tr11ops.base.errors import SchedulerError
+from tr11ops.cluster.base import Scheduler
 from tr11ops.nodes.check import POLL_SECONDS, PROCESSES_AT_ONCE, SETTLE_SECONDS, EndedJobs, JobSettings, submit_to
 from tr11ops.nodes.group_job import GroupRequest, group_test, run_group, unknown
 from tr11ops.nodes.suspects import GroupOutcome, GroupTest
+from trainer.contract.documents import document
+from trainer.contract.record import Record
 
 START_SECONDS = 120.0  # for a job to start on nodes that were free a moment ago
 
 
-@dataclass(frozen=True)
-class SlurmGroups:
+class SlurmGroups(Record):
     """Groups as jobs. Jobs that have not ended when the round is given up are cancelled."""
 
     scheduler: Scheduler
@@ -33,7 +36,7 @@ class SlurmGroups:
         try:
             for index, group in enumerate(groups):
                 try:
-                    values = asdict(replace(self.request, nodes=group))
+                    values = document(replace(self.request, nodes=group))
                     jobs[index] = submit_to(self.settings, group, minutes, run_group, values)
                 except Exception as error:  # a refusal of sbatch comes as submitit's own kind of error
                     found[index] = unknown(group, f"no job could be started: {' '.join(str(error).split())[:160]}")
@@ -62,8 +65,7 @@ class SlurmGroups:
             time.sleep(POLL_SECONDS)
 
 
-@dataclass(frozen=True)
-class LocalGroups:
+class LocalGroups(Record):
     """Groups as processes on this machine, which plays every node; the command runs once for each node."""
 
     request: GroupRequest
@@ -74,7 +76,8 @@ class LocalGroups:
 
     def _one(self, group: tuple[str, ...]) -> GroupTest:
         tests = [
-            group_test(group, run_group(asdict(replace(self.request, nodes=(node,), on_slurm=False)))) for node in group
+            group_test(group, run_group(document(replace(self.request, nodes=(node,), on_slurm=False))))
+            for node in group
         ]
         return next((test for test in tests if test.outcome is not GroupOutcome.PASSED), tests[0])
 

@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,13 @@ from tr11ops.health.base import CheckOutcome, CheckResult, NodeRequirements
 from tr11ops.health.local_disk import exported_folder
 from tr11ops.health.registry import chosen, run_checks
 from tr11ops.health.system import ThisNode
+from trainer.contract.record import Record
 
 MARK = "tr11-health-results:"  # before the results, where other programs may write lines too
 OF_AN_EMPTY_NODE = ("shared-memory", "memory", "leftovers")  # these judge a node on which nothing runs yet
 
 
-@dataclass(frozen=True)
-class HealthRequest:
+class HealthRequest(Record):
     """What is to be checked on one node: plain values, which travel as JSON.
 
     `inside` is the job in which the check runs beside the training, or empty.

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from tr11ops.cluster.hostlist import HostlistError, expand
+from tr11ops.base.errors import ExclusionError, HostlistError, NodeNameError
+from tr11ops.cluster.hostlist import expand
 from tr11ops.runcard.card import RunCard
-from tr11ops.rundir.exclusions import ExclusionError, check_node_name
+from tr11ops.rundir.exclusions import check_node_name
 from trainer.config.card import nearest
-
-
-class NodeNameError(ValueError):
-    """A name that cannot be meant; the text is one line: what, rule, fix."""
 
 
 def resolve(typed: Iterable[str], known: Collection[str]) -> tuple[str, ...]:

@@ -6,18 +6,21 @@ One way for the command, the watchdog and the running attempt.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, replace
 from typing import Any
 
+from msgspec.structs import replace
+
+from tr11ops.base.errors import ExclusionError, SchedulerError
 from tr11ops.base.observed import cause
-from tr11ops.cluster.base import Job, JobState, Scheduler, SchedulerError
+from tr11ops.cluster.base import Job, JobState, Scheduler
 from tr11ops.cluster.parts import covered
 from tr11ops.nodes.view import QueueChange, queue_changes
 from tr11ops.queue.given_nodes import given_to_scheduler
 from tr11ops.rundir.exclusion import NodeStanding
 from tr11ops.rundir.exclusion_limit import ExclusionLimit
-from tr11ops.rundir.exclusions import ExclusionError, exclude, include, read_version
+from tr11ops.rundir.exclusions import exclude, include, read_version
 from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.record import Record
 
 MOST_ROUNDS = 10
 
@@ -26,8 +29,7 @@ def _once(request: Callable[[], Any]) -> Any:
     return request()
 
 
-@dataclass(frozen=True)
-class RunQueue:
+class RunQueue(Record):
     """One run's jobs at the scheduler, for who changes which nodes they exclude.
 
     `look` finds the run's jobs as they are now. `known`: the cluster's nodes (see `tr11ops.queue.given_nodes`). `kept`
@@ -43,8 +45,7 @@ class RunQueue:
     retry: Callable[[Callable[[], Any]], Any] = _once
 
 
-@dataclass(frozen=True)
-class ExclusionResult:
+class ExclusionResult(Record):
     """What became of the run's list and of its queued jobs.
 
     `nodes` are so on the list now, `refused` are not, with why. `changes` were made to jobs; `failed`: which jobs keep

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from tr11ops.nodes.suspects import (
     FaultModel,
@@ -17,6 +16,7 @@ from tr11ops.nodes.suspects import (
     likely,
     node_chances,
 )
+from trainer.contract.record import Record
 
 SURE = 0.95
 SAMPLES = 12  # outcomes that a plan is judged by
@@ -27,16 +27,14 @@ BITS_A_JOB = 0.01  # a plan with one more job has to learn so much more
 Group = tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class SearchRound:
+class SearchRound(Record):
     """One round: disjoint groups whose jobs run at once, what came of them, and what is believed then."""
 
     tests: tuple[GroupTest, ...]
     weights: Mapping[Suspicion, float]
 
 
-@dataclass(frozen=True)
-class SearchResult:
+class SearchResult(Record):
     """`suspicion` is the likeliest, `chance` its probability; `is_sure`: the search ended because of it."""
 
     rounds: tuple[SearchRound, ...]

@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+
+from msgspec.structs import replace
 
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.cluster.slurm_command import client_environment
@@ -21,6 +22,7 @@ from tr11ops.nodes.group_job import GroupRequest, group_test, outcome_of, unknow
 from tr11ops.nodes.suspects import GroupOutcome, GroupTest
 from tr11ops.rundir.attempts import LaunchRecord
 from trainer.contract.paths import RunPaths
+from trainer.contract.record import Record
 from trainer.contract.state_file import read_json
 
 LOOK_SECONDS = 0.5  # between two looks at the launch, while a step runs
@@ -48,8 +50,7 @@ def spares_of(paths: RunPaths, jobs: Iterable[Job], user: str) -> dict[str, str]
     return found
 
 
-@dataclass(frozen=True)
-class SpareGroups:
+class SpareGroups(Record):
     """Groups as steps in the allocations that hold them. `holders`: node -> job, as `spares_of` found it.
 
     `runs`: is this job known to run? What fails in a job that has ended says nothing of its nodes.
@@ -112,8 +113,7 @@ class SpareGroups:
             return GroupTest(frozenset(asked.nodes), GroupOutcome.FAILED, f"did not end within {asked.seconds:g} s")
 
 
-@dataclass(frozen=True)
-class PooledGroups:
+class PooledGroups(Record):
     """Groups over free nodes and spares. A group is run apart for the free ones and for each job that holds others."""
 
     holders: Mapping[str, str]

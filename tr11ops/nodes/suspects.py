@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from itertools import combinations
 from typing import Literal
+
+from trainer.contract.record import Record
 
 SuspicionKind = Literal["none", "node", "two nodes", "link", "command"]
 NOTHING: SuspicionKind = "none"
@@ -32,8 +33,7 @@ class GroupOutcome(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True)
-class GroupTest:
+class GroupTest(Record):
     """One job on a group of nodes, and what came of it."""
 
     nodes: frozenset[str]
@@ -41,8 +41,7 @@ class GroupTest:
     why: str = ""
 
 
-@dataclass(frozen=True)
-class Suspicion:
+class Suspicion(Record):
     """One hypothesis: which nodes are bad, and how."""
 
     kind: SuspicionKind
@@ -57,8 +56,7 @@ class Suspicion:
         return not self.nodes.isdisjoint(group)
 
 
-@dataclass(frozen=True)
-class FaultModel:
+class FaultModel(Record):
     """What is believed before any job, and how surely a fault shows. A prior is of all hypotheses of its kind."""
 
     detection: float = 0.95

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 
 from tr11ops.cluster.base import Job, JobState, Node
 from tr11ops.cluster.parts import names_of
 from tr11ops.queue.given_nodes import given_to_scheduler
 from tr11ops.rundir.exclusion import Exclusion
+from trainer.contract.record import Record
 
 
-@dataclass(frozen=True)
-class NodeRow:
+class NodeRow(Record):
     """One node. `state` is None for one that the scheduler does not know (any more); `jobs` hold it now."""
 
     name: str
@@ -64,8 +63,7 @@ def holders_of(jobs: Iterable[Job]) -> Mapping[str, tuple[Job, ...]]:
     return found
 
 
-@dataclass(frozen=True)
-class QueueChange:
+class QueueChange(Record):
     """A queued job whose exclude list changes in place. `user` owns it: Slurm lets no one else change it.
 
     `job_id` is how the scheduler shows it, `name` how it is named to the scheduler: all tasks, without a throttle.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from tr11ops.cluster.base import Job
 from tr11ops.observe.snapshot import Attempt, Step

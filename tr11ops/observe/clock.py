@@ -8,11 +8,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
+from msgspec.structs import replace
+
+from tr11ops.base.errors import SchedulerError
 from tr11ops.base.observed import Observed, Unknown, cause
-from tr11ops.cluster.base import SchedulerClock, SchedulerError
+from tr11ops.cluster.base import SchedulerClock
 from tr11ops.observe.operation import ClockReading
 from tr11ops.observe.snapshot import Attempt, Step
 from tr11ops.rundir.paths import RunDirectory

@@ -264,7 +264,7 @@ def iteration_of(snapshot: Snapshot, jobs: Iterable[Job]) -> int | None:
 def is_rolled_back(snapshot: Snapshot) -> bool:
     """Whether the run has gone back since its last step, by a person or the trainer: what that step showed is over."""
     newest = next(iter(known(snapshot.steps, ())[-1:]), None)
-    turns = [event for event in known(snapshot.events, ()) if event.kind in ROLL_BACK_EVENTS]
+    turns = [event for event in known(snapshot.training.events, ()) if event.kind in ROLL_BACK_EVENTS]
     if newest is None or newest.time is None or not turns:
         return False
     last = max(turns, key=lambda event: event.time)
@@ -376,7 +376,7 @@ def _between_launches(snapshot: Snapshot, names: frozenset[str], last_sign: floa
 
     None also where the trainer has said that the attempt is at its end. Ask for attempts that hold an allocation alone.
     """
-    ends = [end.time for end in known(snapshot.launch_ends, ()) if end.job_id in names]
+    ends = [end.time for end in known(snapshot.training.launch_ends, ()) if end.job_id in names]
     if not ends or max(ends) < last_sign or marker_of(snapshot, names) is not None:
         return None
     return max(ends)
@@ -401,7 +401,7 @@ def patience_in(snapshot: Snapshot, phase: str, stepped: bool) -> float:
 
 def hidden_life(snapshot: Snapshot) -> str:
     """Why a sign of life may have been missed; "" when none was. The end of a launch is one: the next is on its way."""
-    signs = (snapshot.heartbeats, snapshot.steps, snapshot.launch_ends)
+    signs = (snapshot.heartbeats, snapshot.steps, snapshot.training.launch_ends)
     return next((value.why for value in signs if isinstance(value, Unknown)), "")
 
 

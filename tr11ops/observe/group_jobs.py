@@ -7,8 +7,9 @@ import pwd
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
+from tr11ops.base.errors import SchedulerError
 from tr11ops.base.observed import Observed, Unknown, cause
-from tr11ops.cluster.base import Job, JobState, Overview, SchedulerError
+from tr11ops.cluster.base import Job, JobState, Overview
 from trainer.contract.record import Record
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from trainer.contract.paths import RunPaths
+from trainer.contract.record import Record
 
 ROLLBACK = "rollback"  # under which name a roll-back holds the run's lease
 
 
-@dataclass(frozen=True)
-class LeaseHolder:
+class LeaseHolder(Record):
     """Who holds the run's lease, and renewed it a moment ago. `job_id` is its scheduler's number, ROLLBACK of none.
 
     `process` is its number on its host, 0 where that is not known.

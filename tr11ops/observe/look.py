@@ -6,12 +6,14 @@ Nothing here raises for what could not be seen: that is `Unknown`, with its reas
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from msgspec.structs import replace
+
+from tr11ops.base.errors import SchedulerError, SchedulerUnreachable
 from tr11ops.base.observed import Observed, Unknown, all_unknown, cause, known, observed
-from tr11ops.cluster.base import Job, JobState, Node, Overview, SchedulerError, SchedulerUnreachable
+from tr11ops.cluster.base import Job, JobState, Node, Overview
 from tr11ops.cluster.parts import array_number
 from tr11ops.cluster.pending_reasons import is_held
 from tr11ops.observe import files
@@ -19,10 +21,11 @@ from tr11ops.observe.attempt_ends import dated
 from tr11ops.observe.clock import Moment, corrected_attempts, corrected_beats, corrected_steps, moment_of, skews
 from tr11ops.observe.course import course_of
 from tr11ops.observe.mounted import why_unmounted
+from tr11ops.observe.operation import OperationObservations
 from tr11ops.observe.operation_files import operation_facts, see_operation
 from tr11ops.observe.ownership import Ownership, without_unclear
 from tr11ops.observe.snapshot import RunFacts, Snapshot
-from tr11ops.observe.training import LaunchEnd, Readmission
+from tr11ops.observe.training import LaunchEnd, Readmission, TrainingObservations
 from tr11ops.observe.training_files import see_training, training_facts
 from tr11ops.rundir.action_log import DAY_SECONDS, replay
 from tr11ops.rundir.exclusion import Exclusion
@@ -131,14 +134,21 @@ def observe(
         readmissions=_readmissions(directory, training.launch_ends, moment.time),
         resubmitted=_resubmitted(directory, moment.time) if facts.operation.resubmissions else 0,
         clock_ahead=moment.ahead,
-        **vars(training),
-        **vars(operation),
+        training=training,
+        operation=operation,
     )
 
 
 def unseen(facts: RunFacts, moment: Moment, why: Unknown) -> Snapshot:
     """A snapshot in which nothing was seen, for one reason. No file is read."""
-    return Snapshot(time=moment.time, run=facts, scheduler="", **all_unknown(Snapshot, why))
+    return Snapshot(
+        time=moment.time,
+        run=facts,
+        scheduler="",
+        training=TrainingObservations(**all_unknown(TrainingObservations, why)),
+        operation=OperationObservations(**all_unknown(OperationObservations, why)),
+        **all_unknown(Snapshot, why),
+    )
 
 
 def look_now(directory: RunDirectory, facts: RunFacts, scheduler: Overview | Unknown) -> Moment:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tr11ops.base.errors import SchedulerError
 from tr11ops.base.observed import Observed, Unknown, known, observed
-from tr11ops.cluster.base import Job, Overview, SchedulerError
+from tr11ops.cluster.base import Job, Overview
 from tr11ops.rundir.paths import RunDirectory, parse_comment
 
 ENDED_SECONDS = 600.0  # a job that ended within this time still tells where it was queued from

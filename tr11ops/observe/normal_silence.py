@@ -54,7 +54,7 @@ def first_steps(snapshot: Snapshot) -> list[float]:
 
 def launch_began(snapshot: Snapshot, names: frozenset[str]) -> float | None:
     """When the newest launch of an attempt began; None where its phases do not tell."""
-    spans = [span for span in known(snapshot.phases, ()) if span.job_id in names]
+    spans = [span for span in known(snapshot.training.phases, ()) if span.job_id in names]
     newest = max((span.launch for span in spans), default=None)
     return next((span.began for span in spans if span.launch == newest), None)
 
@@ -62,14 +62,16 @@ def launch_began(snapshot: Snapshot, names: frozenset[str]) -> float | None:
 def launch_trained_since(snapshot: Snapshot, names: frozenset[str]) -> float | None:
     """When the newest launch of an attempt began to train; None where its phases do not tell."""
     began = launch_began(snapshot, names)
-    spans = [span for span in known(snapshot.phases, ()) if span.job_id in names and span.phase in TRAINING_PHASES]
+    spans = [
+        span for span in known(snapshot.training.phases, ()) if span.job_id in names and span.phase in TRAINING_PHASES
+    ]
     return next((span.began for span in spans if began is not None and span.began >= began), None)
 
 
 def trains_since(snapshot: Snapshot, names: frozenset[str]) -> float | None:
     """Since when an attempt has done nothing but train; None where that is not known, or it does something else."""
     began = None
-    for span in known(snapshot.phases, ()):
+    for span in known(snapshot.training.phases, ()):
         if span.job_id in names:
             began = None if span.phase not in TRAINING_PHASES else span.began if began is None else began
     return began
@@ -80,12 +82,12 @@ def _patience(durations: list[float]) -> float:
 
 
 def _durations(snapshot: Snapshot, phase: str) -> list[float]:
-    spans = [span for span in known(snapshot.phases, ()) if span.phase == phase]
+    spans = [span for span in known(snapshot.training.phases, ()) if span.phase == phase]
     return [max(0.0, span.ended - span.began) for span in spans if span.ended is not None]
 
 
 def _launches(snapshot: Snapshot) -> list[list[Phase]]:
     grouped: dict[tuple[str, int], list[Phase]] = {}
-    for span in known(snapshot.phases, ()):
+    for span in known(snapshot.training.phases, ()):
         grouped.setdefault((span.job_id, span.launch), []).append(span)
     return list(grouped.values())

@@ -5,7 +5,6 @@ Frozen values only. Times are seconds since the epoch, durations seconds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -149,8 +148,7 @@ class LeastUsed(Record):
     time: float
 
 
-@dataclass(frozen=True)  # and no Record: Snapshot takes its values by name
-class OperationObservations:
+class OperationObservations(Record):
     """The part of a Snapshot that is of the operation around the run; each value may be unknown for itself."""
 
     ended_jobs: Observed[tuple[Job, ...]] = ()  # those that the scheduler no longer knows, from its own log

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.contract.metrics_record import MetricsRecord, parse_record
+from trainer.contract.record import Record
 from trainer.contract.state_file import descriptor_of
 
 
-@dataclass(frozen=True)
-class PastProgress:
+class PastProgress(Record):
     """How far the training was: the last step before a moment. `loss` is None where it was not a number."""
 
     iteration: int

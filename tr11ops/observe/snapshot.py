@@ -7,9 +7,10 @@ in `Snapshot.time`. Times are seconds since the epoch, durations seconds.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+
+from msgspec import field
 
 from tr11ops.base.observed import Observed, Unknown, known, observed_fields, unknown_fields
 from tr11ops.cluster.base import Job, JobState, Node
@@ -157,8 +158,7 @@ class KillSwitch(Record):
     why: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Snapshot(TrainingObservations, OperationObservations):
+class Snapshot(Record, kw_only=True, dict=True):
     """One run at one moment.
 
     `time`, and every moment in it, is by the run's clock (see clock.py).
@@ -179,6 +179,8 @@ class Snapshot(TrainingObservations, OperationObservations):
     kill_switch: Observed[KillSwitch | None]
     exclusions: Observed[tuple[Exclusion, ...]]
     submissions: Observed[tuple[Submission, ...]]
+    training: TrainingObservations = TrainingObservations()
+    operation: OperationObservations = OperationObservations()
     namesakes: tuple[Job, ...] = ()
     read_errors: tuple[str, ...] = ()
     clock_ahead: Observed[float] = 0.0  # this machine's clock, of the one that `time` is by (below zero: behind)
@@ -223,7 +225,7 @@ class Snapshot(TrainingObservations, OperationObservations):
         return tuple(self._unknowns())
 
     def _unknowns(self) -> Iterator[str]:
-        yield from unknown_fields(self)
+        yield from unknown_fields(self, self.training, self.operation)
         for attempt in known(self.attempts, ()):
             if isinstance(attempt.end, Unknown):
                 yield f"end of attempt {attempt.job_id}: {attempt.end.why}"
@@ -232,4 +234,6 @@ class Snapshot(TrainingObservations, OperationObservations):
         yield from self.read_errors
 
 
-SNAPSHOT_NAMES = frozenset({*observed_fields(Snapshot).values(), "latest"})  # heads of the lines of `unknowns`
+SNAPSHOT_NAMES = frozenset(  # heads of the lines of `unknowns`
+    {*observed_fields(Snapshot, TrainingObservations, OperationObservations).values(), "latest"}
+)

@@ -6,8 +6,9 @@ Times are seconds since the epoch, durations seconds.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import field
 
 from tr11ops.base.observed import Observed
 from tr11ops.rundir.kept_stacks import KeptStacks
@@ -113,8 +114,7 @@ class NodeWarning(Record):
     why: str
 
 
-@dataclass(frozen=True)  # and no Record: Snapshot takes its values by name
-class TrainingObservations:
+class TrainingObservations(Record):
     """The part of a Snapshot that the trainer left beside its steps."""
 
     phases: Observed[tuple[Phase, ...]] = ()  # of the kept attempts; oldest first in each

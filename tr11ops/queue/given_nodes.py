@@ -8,13 +8,13 @@ does not know is left out of what it is given, and stays on the run's list: unde
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 
-from tr11ops.cluster.base import Scheduler, SchedulerError
+from tr11ops.base.errors import SchedulerError
+from tr11ops.cluster.base import Scheduler
+from trainer.contract.record import Record
 
 
-@dataclass(frozen=True)
-class Given:
+class Given(Record):
     """`nodes` are what the scheduler is given, `left_out` what it does not know; each once, in the order asked."""
 
     nodes: tuple[str, ...]

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from tr11ops.base import deadline
+from tr11ops.base.errors import SchedulerError, SchedulerUnreachable
 from tr11ops.base.observed import Unknown, cause, known
-from tr11ops.cluster.base import Job, JobState, Scheduler, SchedulerError, SchedulerUnreachable
+from tr11ops.cluster.base import Job, JobState, Scheduler
 from tr11ops.cluster.parts import covered, covers, names_of, split
 from tr11ops.cluster.pending_reasons import HeldBy, is_held, reason_of_job
 from tr11ops.observe.snapshot import Snapshot
@@ -68,7 +70,7 @@ def record_of(job: Job, records: Iterable[HoldRecord]) -> HoldRecord | None:
 def standing_holds(snapshot: Snapshot) -> tuple[HoldRecord, ...]:
     """What tr11 has held, by its records, and the queue still shows as held: a release by hand, or the end of the job,
     is on no record. All that is on record where the queue cannot be seen. Each name once."""
-    records = {record.job: record for record in reversed(known(snapshot.holds, ()))}
+    records = {record.job: record for record in reversed(known(snapshot.operation.holds, ()))}
     found = tuple(reversed(records.values()))
     if isinstance(snapshot.jobs, Unknown):
         return found

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Protocol, TypeVar, runtime_checkable
 
+from tr11ops.base.errors import SchedulerError, SchedulerUnreachable
 from tr11ops.base.retry import RetryPolicy, retry
-from tr11ops.cluster.base import Job, JobState, Scheduler, SchedulerError, SchedulerUnreachable
+from tr11ops.cluster.base import Job, JobState, Scheduler
 from tr11ops.cluster.parts import array_number, covered, covers, names_of
 from tr11ops.cluster.pending_reasons import is_held
 from tr11ops.cluster.task_marks import is_cell
@@ -20,6 +20,7 @@ from tr11ops.observe.ownership import read_own_jobs
 from tr11ops.queue.held_jobs import not_held, shows
 from tr11ops.rundir.hold_marks import with_mark
 from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.record import Record
 
 T = TypeVar("T")
 
@@ -45,8 +46,7 @@ class Commenting(Protocol):
         """Set the comment of pending work in place."""
 
 
-@dataclass(frozen=True)
-class PendingChanges:
+class PendingChanges(Record):
     """What came of a change: the names of where it is so now, of where it was not so before, and is it all?"""
 
     numbers: tuple[str, ...]

@@ -7,7 +7,6 @@ left alone, and said. Pure.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import field
 from typing import Literal
 
 from tr11ops.base.observed import Unknown
@@ -28,7 +27,7 @@ class RepairStep(Record):
     action: Literal["cancel", "release"]
     job: str
     why: str
-    jobs: tuple[Job, ...] = field(default=(), compare=False)
+    jobs: tuple[Job, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.action} {self.job}: {self.why}"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
+from tr11ops.base.errors import SchedulerError
 from tr11ops.base.observed import Unknown, cause, known, observed
 from tr11ops.base.units import counted, duration
-from tr11ops.cluster.base import Job, JobState, Overview, Scheduler, SchedulerError
+from tr11ops.cluster.base import Job, JobState, Overview, Scheduler
 from tr11ops.observe.derived import ENDED_PHASE, finish_time, newest_marker
 from tr11ops.observe.files import ANY_MODEL, read_attempts, read_checkpoints, read_heartbeats, read_steps
 from tr11ops.observe.foreground import foreground_trainings
@@ -22,6 +22,7 @@ from tr11ops.rundir.reserve import with_reserve
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.heartbeat import Heartbeat
 from trainer.contract.lease import LeaseClaim, read_lease
+from trainer.contract.record import Record
 from trainer.contract.requests import Request
 from trainer.contract.resumable import ResumeNeed
 from trainer.contract.sharing import make_shared, open_shared
@@ -31,8 +32,7 @@ MISSING_NAMED = 3  # ranks that are named; the rest is counted
 QUIET_SECONDS = 20.0  # without a change, after which a wait says whom it waits for
 
 
-@dataclass(frozen=True)
-class StopView:
+class StopView(Record):
     """What a kill switch would stop. `iteration` is the last one that was logged, `checkpoint` the newest whole one."""
 
     running: tuple[Job, ...]
@@ -152,8 +152,7 @@ def place_request(directory: RunDirectory, path: Path, request: Request) -> str:
     return ""
 
 
-@dataclass(frozen=True)
-class Signalled:
+class Signalled(Record):
     """A stop through the scheduler: jobs that were `asked`, and why others could not be: (number, reason)."""
 
     asked: tuple[str, ...] = ()
@@ -177,8 +176,7 @@ def stop_by_scheduler(view: StopView, scheduler: Scheduler, user: str, now: bool
 
 
 # ----------------------------------------------------------------------------- who has answered
-@dataclass(frozen=True)
-class Acknowledgements:
+class Acknowledgements(Record):
     """Which ranks of an attempt have honoured a request, and which have not yet: (rank, host)."""
 
     given: tuple[tuple[int, str], ...] = ()
@@ -210,8 +208,7 @@ def acknowledgements(directory: RunDirectory, request: int, attempts: Iterable[s
     )
 
 
-@dataclass(frozen=True)
-class JobEnding:
+class JobEnding(Record):
     """How one job of the run ended while it was waited for. `marker` is None when the trainer left no exit record."""
 
     job_id: str

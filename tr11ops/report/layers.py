@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 from trainer.contract.metrics_record import LAYER_NUMBERS, LAYERS, MetricsRecord
+from trainer.contract.record import Record
 
 MOST_LAYER_POINTS = 1000
 
 
-@dataclass(frozen=True)
-class LayerSpread:
+class LayerSpread(Record):
     """One number over all layers: the largest, in which layer, and the middle one; NaN where none was measured."""
 
     largest: float
@@ -22,8 +21,7 @@ class LayerSpread:
     middle: float
 
 
-@dataclass(frozen=True)
-class LayersPoint:
+class LayersPoint(Record):
     """One measured step. `update`: over the layer's weights, both Euclidean norms."""
 
     time: float

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from msgspec.structs import asdict
+
 from tr11ops.base.observed import Observed, Unknown, observed
 from tr11ops.curves.ranges import WHOLE, CurveRange
 from tr11ops.goodput.account import Goodput, account
@@ -71,7 +73,7 @@ def gather(
     parts = (("metrics", series), ("alerts", seen), ("checkpoints", rows))
     unread = tuple(f"{name}: {value.why}" for name, value in parts if isinstance(value, Unknown))
     return ReportMaterial(
-        **vars(assessed),
+        **asdict(assessed),
         history=history,
         goodput=account(history, now),
         series=series,

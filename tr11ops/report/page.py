@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from trainer.contract.record import Record
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(Record):
     """A table's column; numbers stand to the right."""
 
     title: str
@@ -15,8 +15,7 @@ class Column:
     is_wide: bool = False
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(Record):
     """One cell's text. `style`: "critical" or "warning" where it is to stand out, "code" for a command, "time".
 
     `swatch` is the class of a small square of colour before the text. `title` is the column's, for narrow screens.
@@ -30,8 +29,7 @@ class Cell:
     is_wide: bool = False
 
 
-@dataclass(frozen=True)
-class Styled:
+class Styled(Record):
     """A cell's text with a style or a swatch, see Cell."""
 
     text: str
@@ -39,8 +37,7 @@ class Styled:
     swatch: str = ""
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(Record):
     """A table; `rows` hold one cell a column."""
 
     columns: tuple[Column, ...]
@@ -52,8 +49,7 @@ class Table:
         return len(self.columns) > 4 or any(column.is_wide for column in self.columns)
 
 
-@dataclass(frozen=True)
-class ReportSection:
+class ReportSection(Record):
     """One part of the page: lines of text, charts (HTML), a table, and a line where there is none."""
 
     key: str
@@ -64,16 +60,14 @@ class ReportSection:
     empty: str = ""
 
 
-@dataclass(frozen=True)
-class Tile:
+class Tile(Record):
     """One number at the top of the page."""
 
     name: str
     value: str
 
 
-@dataclass(frozen=True)
-class Page:
+class Page(Record):
     """The whole page. `sentence` sums it up; `share` is the progress in percent, None where the end is not known."""
 
     name: str

@@ -8,16 +8,18 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from tr11ops.curves.ranges import WHOLE, CurveRange
 from tr11ops.report.layers import LayersPoint, few_of, layers_point
 from trainer.contract.metrics_record import STEP, VALIDATION, MetricsRecord, records
+from trainer.contract.record import Record
 
 MOST_POINTS = 2000
 MOST_VALIDATIONS = 1000  # of a group
 
 
-@dataclass(frozen=True)
-class StepPoint:
+class StepPoint(Record):
     """One logged step. `time` in seconds since the epoch; a loss or norm that was not finite is NaN."""
 
     time: float
@@ -32,8 +34,7 @@ class StepPoint:
     samples: int = 0
 
 
-@dataclass(frozen=True)
-class ValidationPoint:
+class ValidationPoint(Record):
     """One evaluation of a validation group; `tokens` and `samples` are those of the step before it, `time` is when it
     was logged."""
 
@@ -57,14 +58,13 @@ class JobThroughput:
     batches: array[float] = field(default_factory=lambda: array("d"))
 
 
-@dataclass(frozen=True)
-class TrainingSeries:
+class TrainingSeries(Record):
     """Steps in the order in which they were trained. `total` counts all, `points` are those that were kept."""
 
     points: tuple[StepPoint, ...]
     total: int
     validations: tuple[ValidationPoint, ...] = ()
-    throughput: dict[str, JobThroughput] = field(default_factory=dict)
+    throughput: dict[str, JobThroughput] = msgspec.field(default_factory=dict)
     layers: tuple[LayersPoint, ...] = ()
 
 

@@ -6,10 +6,10 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
 from pydantic import Field
 
 from tr11ops.runcard.addresses import expand_addresses

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import StrEnum
+
+from trainer.contract.record import Record
 
 
 class Level(StrEnum):
@@ -16,8 +17,7 @@ class Level(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True)
-class PreflightCheck:
+class PreflightCheck(Record):
     """One line of the preflight. `exit_code` counts where the level is refused (1 needs a person, 2 wrong usage)."""
 
     level: Level

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any
 
@@ -18,6 +17,8 @@ from tr11ops.runcard.speed import NARROWEST, Speed, assumed_speed, measured_spee
 from trainer.config.first_loss import FirstLoss, first_loss
 from trainer.config.kernel_choice import KernelChoice
 from trainer.config.recompute_choice import recomputed_blocks
+from trainer.contract.documents import document
+from trainer.contract.record import Record
 from trainer.schedule import flops
 from trainer.schedule.learning_rate import plan_of
 from trainer.schedule.memory import WorkerMemory
@@ -26,8 +27,7 @@ from trainer.schedule.path import BatchLevel, TrainingPath, path_of
 SCHEMA = 1
 
 
-@dataclass(frozen=True)
-class RatePoint:
+class RatePoint(Record):
     """The learning rate after `iteration` steps, and why that moment is of interest."""
 
     moment: str
@@ -36,8 +36,7 @@ class RatePoint:
     learning_rate: float
 
 
-@dataclass(frozen=True)
-class StepShape:
+class StepShape(Record):
     """One step at a given batch: micro batches of each replica, and the share of it that the pipeline idles."""
 
     global_batch_size: int
@@ -45,8 +44,7 @@ class StepShape:
     bubble_share: float
 
 
-@dataclass(frozen=True)
-class LevelTime:
+class LevelTime(Record):
     """The steps of one level of the batch ramp: seconds of each, hours of all, TFLOPs of each worker meanwhile."""
 
     batch_size: int
@@ -57,8 +55,7 @@ class LevelTime:
     measured: bool
 
 
-@dataclass(frozen=True)
-class Duration:
+class Duration(Record):
     """How long the training takes. `basis` says what that rests on.
 
     Steps of the ramp are scaled by micro batches, pipeline bubble, and what is done once a step; waits, faults, saves,
@@ -82,8 +79,7 @@ class Duration:
     rule_of_thumb_days: float
 
 
-@dataclass(frozen=True)
-class Estimate:
+class Estimate(Record):
     """All derived numbers of one card. FLOPs of a step are those of the full batch."""
 
     run: str
@@ -130,7 +126,7 @@ class Estimate:
 
     def to_json(self) -> dict[str, Any]:
         """A plain object; `schema` rises when a key changes its meaning or goes."""
-        value = asdict(self)
+        value = document(self)
         value["parameters"] |= {
             "total": self.parameters.total,
             "without_embeddings": self.parameters.without_embeddings,

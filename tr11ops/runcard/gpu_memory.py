@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from tr11ops.base.units import counted, size
 from tr11ops.runcard.attention import attention_of, device_type
 from tr11ops.runcard.card import RunCard, broken_rules
 from tr11ops.runcard.check import PreflightCheck, ok, refused, warning
 from trainer.config.recompute_choice import recomputed_blocks
+from trainer.contract.record import Record
 from trainer.schedule.memory import MemoryShape, WorkerMemory, worker_memory
 
 MOST_CHANGES = 6
 TIGHT_SHARE = 0.95  # above it fragments of the allocator may decide
 
 
-@dataclass(frozen=True)
-class CardChange:
+class CardChange(Record):
     """Other values of a few keys, as a person writes them in the card, and the card with them."""
 
     text: str

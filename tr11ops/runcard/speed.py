@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
-from dataclasses import field
 from statistics import median
+
+from msgspec import field
 
 from tr11ops.cluster.passed_options import gpu_kind_asked, options_of
 from tr11ops.runcard.card import RunCard

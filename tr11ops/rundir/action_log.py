@@ -7,9 +7,10 @@ killed process leaves; anyone who comes next looks what became of it (`settle` i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from enum import StrEnum
 from typing import Any
+
+from msgspec.structs import replace
 
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER, EXCLUDED
 from tr11ops.rundir.journal import JournalEntry, Ledger

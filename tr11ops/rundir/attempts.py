@@ -7,12 +7,14 @@ state/attempts/JOB/verdict.json       how the attempt ended, and whether the nex
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import Any
 
-from tr11ops.base.typed_fields import read_typed, typed_fields
+from msgspec import field
+from msgspec.structs import replace
+
 from tr11ops.base.units import counted
+from trainer.contract.documents import document, read_record, record_of
 from trainer.contract.end_marker import EXIT_ERROR, EXIT_HELD, EndMarker, exit_code
 from trainer.contract.files import write_json
 from trainer.contract.paths import RunPaths
@@ -105,11 +107,11 @@ class LaunchRecord(Record):
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> LaunchRecord:
         """The record that a file holds; what another tr11 wrote beside is left out. Raises TypeError."""
-        return cls(**typed_fields(cls, value))
+        return record_of(cls, value)
 
     def write(self, attempt: Path) -> None:
         """Raises OSError as the file system does."""
-        write_json(self.path(attempt, self.launch), asdict(self))
+        write_json(self.path(attempt, self.launch), document(self))
 
 
 class AttemptVerdict(Record):
@@ -143,12 +145,12 @@ class AttemptVerdict(Record):
 
     def write(self, attempt: Path) -> None:
         """Raises OSError as the file system does."""
-        write_json(attempt / VERDICT_FILE, asdict(self))
+        write_json(attempt / VERDICT_FILE, document(self))
 
     @classmethod
     def read(cls, attempt: Path) -> AttemptVerdict | None:
         """The verdict in an attempt's folder, None when absent. Raises OSError or ValueError when it is not one."""
-        return read_typed(cls, attempt / VERDICT_FILE, "a verdict")
+        return read_record(cls, attempt / VERDICT_FILE, "a verdict")
 
 
 def why_held(because: str, ended: str) -> str:

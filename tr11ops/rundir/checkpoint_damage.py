@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from tr11ops.base.units import counted
 from tr11ops.rundir.checkpoint_digests import DigestRecord, digest_of, read_digest, write_digest

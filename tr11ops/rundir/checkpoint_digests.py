@@ -13,27 +13,23 @@ import stat
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tr11ops.base.errors import DigestStopped
 from tr11ops.base.newer import replace_json
-from tr11ops.base.typed_fields import read_typed
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.checkpoint_names import checkpoint_name
+from trainer.contract.documents import document, read_record
+from trainer.contract.record import Record
 
 PIECE_BYTES = 4 << 20
-
-
-class DigestStopped(Exception):
-    """Someone asked to stop in the middle of a file."""
 
 
 SCHEMA = 1
 BAD_KEPT = 200
 
 
-@dataclass(frozen=True)
-class DigestRecord:
+class DigestRecord(Record):
     """One whole reading. `bad`: one line for each file that differs; `time`: its end, seconds since the epoch."""
 
     step: int
@@ -54,14 +50,14 @@ class DigestRecord:
 def read_digest(directory: RunDirectory, step: int, identity: str) -> DigestRecord | None:
     """The record of this very checkpoint; None when it was never read whole. Raises OSError or ValueError."""
     path = directory.paths.digest_record(checkpoint_name(step))
-    record = read_typed(DigestRecord, path, "a record of digests", SCHEMA)
+    record = read_record(DigestRecord, path, "a record of digests", SCHEMA)
     return record if record is not None and identity and record.identity == identity else None
 
 
 def write_digest(directory: RunDirectory, record: DigestRecord) -> None:
     """Put a reading on record. Raises OSError."""
     path = directory.paths.digest_record(checkpoint_name(record.step))
-    replace_json(path, {**asdict(record), "bad": record.bad[:BAD_KEPT]}, SCHEMA)
+    replace_json(path, {**document(record), "bad": record.bad[:BAD_KEPT]}, SCHEMA)
 
 
 def digest_of(

@@ -12,15 +12,17 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+from msgspec import to_builtins
 
 from tr11ops.base.units import counted
 from tr11ops.rundir.copies import identity_of
 from trainer.contract.checkpoint_names import checkpoint_name, checkpoint_step
 from trainer.contract.manifest import Manifest
 from trainer.contract.paths import MANIFEST_FILE
+from trainer.contract.record import Record
 from trainer.contract.resumable import ResumeFault, ResumeNeed, lack_of, unnamed_files
 
 Layout = Literal["tr11", "deepspeed", "unknown"]
@@ -34,8 +36,7 @@ NO_CARD = ResumeNeed()  # where the card is not known, any model is the run's
 FAULTS_KEPT = 50  # of one checkpoint; the count of the rest is the last of them
 
 
-@dataclass(frozen=True)
-class CheckpointRow:
+class CheckpointRow(Record):
     """One checkpoint. `faults`: why it is not whole, by sizes; `created`: seconds since the epoch.
 
     What only a manifest says is None where there is none (a copy of another trainer, a save that was killed).
@@ -105,7 +106,7 @@ class CheckpointRow:
 
     def document(self) -> dict[str, Any]:
         """The row as JSON values."""
-        return {**asdict(self), "complete": self.complete}
+        return {**to_builtins(self), "complete": self.complete}
 
 
 def list_rows(folder: Path, latest: int | None, need: ResumeNeed = NO_CARD) -> list[CheckpointRow]:
@@ -149,8 +150,7 @@ def checkpoint_folders(folder: Path) -> list[int]:
 
 
 # ----------------------------------------------------------------------------- one checkpoint
-@dataclass(frozen=True)
-class Tree:
+class Tree(Record):
     """The files below a folder: sizes by path, the last change, and whether all of it could be seen."""
 
     sizes: Mapping[str, int]

@@ -13,24 +13,28 @@ import os
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
+
+from msgspec import field
+from msgspec.structs import replace
 
 from tr11ops.cluster.local_records import ProcessMark
 from tr11ops.cluster.process_marks import is_alive, mark
 from tr11ops.rundir.journal import user_name
 from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.documents import document
+from trainer.contract.errors import Tr11Error
 from trainer.contract.files import host_name, write_atomically
 from trainer.contract.numbered_files import NumberedFiles
+from trainer.contract.record import Record
 
 KEPT_CLAIMS = 4
 UNREADABLE_SECONDS = 600.0  # a claim that cannot be read counts as held for so long
 TOLERANCE_SECONDS = 600.0  # between two machines' clocks
 
 
-@dataclass(frozen=True)
-class Claim:
+class Claim(Record):
     """One claim. `process` made it, `child` is what it started, `expires` when others may doubt it (epoch seconds)."""
 
     token: str
@@ -70,7 +74,7 @@ class Claim:
         return self.host == host_name() and self.process.boot == mark(os.getpid()).boot
 
 
-class ClaimTaken(Exception):
+class ClaimTaken(Tr11Error):
     """Someone else has the thing; `owner` is None where he was faster by a moment."""
 
     def __init__(self, owner: Claim | None) -> None:
@@ -121,14 +125,14 @@ class ClaimFolder:
 
 
 def _text(claim: Claim) -> str:
-    return json.dumps(asdict(claim), indent=1, sort_keys=True)
+    return json.dumps(document(claim), indent=1, sort_keys=True)
 
 
 def _parse(epoch: int, content: bytes, path: Path) -> Claim:
     """The claim in a file. One that cannot be read is someone's, from when it was written and for a while."""
     try:
         value = json.loads(content)
-        known = {entry.name: value[entry.name] for entry in fields(Claim) if entry.name in value}
+        known = {name: value[name] for name in Claim.__struct_fields__ if name in value}
         process, child = ProcessMark(**known["process"]), known.get("child")
         claim = Claim(**{**known, "process": process, "child": ProcessMark(**child) if child else None, "epoch": epoch})
         return replace(claim, time=float(claim.time), expires=float(claim.expires))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.contract.lease import file_system_time
+from trainer.contract.record import Record
 from trainer.contract.sharing import make_shared
 
 
-@dataclass(frozen=True)
-class Clocks:
+class Clocks(Record):
     """What time it is, here and by the file server (None where it was not asked). Seconds since the epoch."""
 
     here: float

@@ -17,14 +17,13 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from tr11ops.base.newer import replace_json
-from tr11ops.base.typed_fields import read_typed
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.checkpoint_names import checkpoint_name
+from trainer.contract.documents import document, read_record
 from trainer.contract.paths import MANIFEST_FILE
 from trainer.contract.record import Record
 from trainer.contract.state_file import content_of
@@ -156,13 +155,13 @@ def read_copies(directory: RunDirectory, every_variant: bool = False) -> tuple[C
 
 def read_copy(path: Path) -> CopyRecord | None:
     """One record; None when it is not there. Raises OSError, ValueError."""
-    return read_typed(CopyRecord, path, "a record of a copy", SCHEMA)
+    return read_record(CopyRecord, path, "a record of a copy", SCHEMA)
 
 
 def write_copy(directory: RunDirectory, copy: CopyRecord) -> None:
     """Put a copy on record, or replace its record. Raises OSError."""
     path = _path(directory, copy)
-    replace_json(path, asdict(copy), SCHEMA)
+    replace_json(path, document(copy), SCHEMA)
 
 
 def latest_record(directory: RunDirectory, copy: CopyRecord) -> CopyRecord:

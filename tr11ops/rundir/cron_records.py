@@ -13,16 +13,17 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tr11ops.base.newer import NewerFileError, replace_json
+from tr11ops.base.errors import NewerFileError
+from tr11ops.base.newer import replace_json
 from tr11ops.base.observed import Observed, known, observed
 from tr11ops.base.units import number_in
 from tr11ops.rundir.fallback import existing_fallback
 from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.documents import document
 from trainer.contract.record import Record
 from trainer.contract.state_file import read_json
 
@@ -151,8 +152,8 @@ def _read(kind: type[Any], path: Path, name: str) -> Any:
     value = read_json(path)
     if value is None:
         return None
-    known = {entry.name: value[entry.name] for entry in fields(kind) if entry.name in value}
-    missing = [entry.name for entry in fields(kind) if entry.name not in known]
+    known = {name: value[name] for name in kind.__struct_fields__ if name in value}
+    missing = [name for name in kind.__struct_fields__ if name not in known]
     if missing or known["name"] != name:
         raise ValueError(f"{path} is not the record of {name}" + (f": {', '.join(missing)} missing" if missing else ""))
     for key, item in known.items():
@@ -188,4 +189,4 @@ def take_in_rounds(directory: RunDirectory, other: RunDirectory) -> None:
 
 
 def _write(path: Path, state: PeriodicJobState | ChainState) -> None:
-    replace_json(path, {"schema": STATE_SCHEMA, **asdict(state)}, STATE_SCHEMA)
+    replace_json(path, {"schema": STATE_SCHEMA, **document(state)}, STATE_SCHEMA)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import re
 import struct
-from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.config.card import DataSection
 from trainer.config.data_rules import MULTIMODAL
+from trainer.contract.record import Record
 
 MAGIC = b"MMIDIDX\x00\x00"
 OLD_MAGIC = b"TNTIDX\x00\x00"
@@ -21,8 +21,7 @@ HEADER_BYTES = 34
 ITEM_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 8, 7: 8, 8: 2}
 
 
-@dataclass(frozen=True)
-class DatasetFacts:
+class DatasetFacts(Record):
     """What was seen of one prefix. `fault` is empty when it is whole; `unreadable` when that could not be found out."""
 
     prefix: str

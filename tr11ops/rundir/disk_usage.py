@@ -12,7 +12,6 @@ import json
 import math
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, fields
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -20,6 +19,7 @@ from typing import Any, Literal
 
 from tr11ops.base.observed import Observed, Unknown
 from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.documents import document
 from trainer.contract.files import append_line, write_atomically
 from trainer.contract.record import Record
 from trainer.contract.state_file import read_bytes
@@ -140,11 +140,11 @@ def newest(samples: Iterable[Usage]) -> dict[str, Usage]:
 
 
 def _line(sample: Usage) -> str:
-    return json.dumps({key: item for key, item in asdict(sample).items() if item is not None})
+    return json.dumps({key: item for key, item in document(sample).items() if item is not None})
 
 
 _TEXTS = frozenset({"name", "source", "path"})
-_NAMES = frozenset(entry.name for entry in fields(Usage))
+_NAMES = frozenset(Usage.__struct_fields__)
 
 
 def _sample(line: bytes) -> Usage | None:

@@ -10,10 +10,12 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
+from tr11ops.base.errors import ExclusionError
 from tr11ops.base.newer import newer_schema
 from tr11ops.base.units import number_in
 from tr11ops.rundir.exclusion import Exclusion, NodeStanding
@@ -21,6 +23,7 @@ from tr11ops.rundir.exclusion_limit import ExclusionLimit
 from tr11ops.rundir.journal import Journal, Ledger
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.rundir.versioned import VersionedFile
+from trainer.contract.documents import document
 from trainer.contract.record import Record
 from trainer.contract.state_file import read_json
 
@@ -32,10 +35,6 @@ MOST_EVIDENCE = 20
 LONGEST_EVIDENCE = 500
 DAY_SECONDS = 86400.0
 _NODE_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,253}"  # text: compiling it takes 3 ms, which no reader needs
-
-
-class ExclusionError(ValueError):
-    """A request that the ledger refuses; the text is one line, fit to be shown."""
 
 
 class Version(Record):
@@ -305,8 +304,8 @@ def ledger_text(version: Version) -> str:
     """The ledger as it is written."""
     value: dict[str, Any] = {
         "schema": SCHEMA, "version": version.number,
-        "exclusions": [asdict(entry) for entry in version.exclusions],
-        "suspects": [asdict(entry) for entry in version.suspects],
+        "exclusions": [document(entry) for entry in version.exclusions],
+        "suspects": [document(entry) for entry in version.suspects],
     }  # fmt: skip
     return json.dumps(value, indent=1) + "\n"
 

@@ -11,11 +11,11 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tr11ops.base.newer import NewerFileError, newer_schema
+from tr11ops.base.errors import NewerFileError
+from tr11ops.base.newer import newer_schema
 from tr11ops.base.observed import known, observed
 from tr11ops.base.redact import one_line
 from tr11ops.base.units import number_in
@@ -28,6 +28,7 @@ from tr11ops.rundir.hold_records import HoldRecord, ReleaseRecord
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.rundir.reserve import with_reserve
 from tr11ops.rundir.versioned import VersionedFile
+from trainer.contract.documents import document
 from trainer.contract.end_marker import BAD_REASONS
 from trainer.contract.paths import RunPaths
 from trainer.contract.state_file import read_json
@@ -213,7 +214,7 @@ def _less(entries: list[dict[str, Any]], gone: tuple[str, ...]) -> list[dict[str
 
 
 def _value(entries: list[dict[str, Any]], releases: Iterable[ReleaseRecord]) -> dict[str, Any]:
-    released = [asdict(one) for one in releases][-MOST_RELEASES_KEPT:]
+    released = [document(one) for one in releases][-MOST_RELEASES_KEPT:]
     return {"holds": entries, **({"released": released} if released else {})}
 
 

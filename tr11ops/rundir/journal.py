@@ -21,9 +21,11 @@ import stat
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import field
 from pathlib import Path
 from typing import Any
+
+from msgspec import field
+from msgspec.structs import asdict
 
 from tr11ops.base.units import number_in
 from trainer.contract.files import host_name, login_name
@@ -294,7 +296,7 @@ def _is_well_formed(entry: JournalEntry) -> bool:
 
 
 def _text(entry: JournalEntry) -> str:
-    content = {name: value for name, value in vars(entry).items() if name != "hash"}
+    content = {name: value for name, value in asdict(entry).items() if name != "hash"}
     return json.dumps(content, sort_keys=True, separators=(",", ":"))
 
 

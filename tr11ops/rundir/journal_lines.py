@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from tr11ops.rundir.action_log import INTENT, OUTCOME
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER, CHECKED, EXCLUDED, INCLUDED
 from tr11ops.rundir.journal import JournalEntry
 from tr11ops.rundir.node_standing import kept_off
+from trainer.contract.record import Record
 
 Data = Mapping[str, Any]
 
@@ -90,8 +92,7 @@ SENTENCES: Mapping[str, Callable[[Data], str]] = {
 }
 
 
-@dataclass(frozen=True)
-class JournalLine:
+class JournalLine(Record):
     """One entry, or several alike in a row (`count`), as a sentence without its subject."""
 
     time: float

@@ -15,7 +15,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from tr11ops.base.newer import NewerFileError, replace_json
+from tr11ops.base.errors import NewerFileError
+from tr11ops.base.newer import replace_json
 from tr11ops.base.observed import cause
 from tr11ops.rundir.identity import run_id, short
 from tr11ops.rundir.paths import RunDirectory

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from tr11ops.base.units import duration
 from tr11ops.rundir.exclusion import Exclusion, NodeStanding

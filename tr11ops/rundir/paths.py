@@ -16,17 +16,18 @@ import re
 import secrets
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from tr11ops.cluster.task_marks import COMMENT_PREFIX
 from trainer.contract.checkpoint_names import checkpoint_steps
+from trainer.contract.documents import document, read_record
+from trainer.contract.errors import DamagedFile
 from trainer.contract.files import write_json
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
-from trainer.contract.state_file import DamagedFile, read_json, set_aside
+from trainer.contract.state_file import read_json, set_aside
 
 SUBMISSION_SCHEMA = 1
 DAMAGED = "damaged: "  # begins the note of a submission whose record cannot be read any more
@@ -79,9 +80,8 @@ class Submission(Record):
     @classmethod
     def read(cls, path: Path) -> Submission | None:
         """The record in `path`, or None when absent. Raises ValueError when it is malformed."""
-        from tr11ops.base.typed_fields import read_typed
 
-        return read_typed(cls, path, "a record of a submission")
+        return read_record(cls, path, "a record of a submission")
 
     @classmethod
     def damaged(cls, tag: str, why: str, card: dict[str, Any]) -> Submission:
@@ -132,7 +132,7 @@ class SubmissionPaths(Record):
         return self.folder / "submission.json"
 
 
-class RunDirectory(Record):
+class RunDirectory(Record, dict=True):
     """Where everything of one run lives.
 
     `paths` are those that the trainer knows too; `kill_switch` is the stop file (outside if the card says so).
@@ -235,7 +235,7 @@ class RunDirectory(Record):
 
     def write_submission(self, record: Submission) -> None:
         """Write or replace one submission's record. Raises OSError as the file system does."""
-        write_json(self.submission(record.tag).record, asdict(record))
+        write_json(self.submission(record.tag).record, document(record))
 
     # ------------------------------------------------------------------ attempts and workers
     def worker_log(self, job_id: str, node: str, rank: int) -> Path:

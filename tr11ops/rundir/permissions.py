@@ -17,14 +17,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from trainer.contract.record import Record
+
 FOLDER_BITS = stat.S_IRWXG | stat.S_ISGID
 FILE_BITS = stat.S_IRGRP | stat.S_IWGRP
 THREADS = 16
 EXAMPLES = 1000  # faults that are kept with their names; all are counted
 
 
-@dataclass(frozen=True)
-class PermissionFault:
+class PermissionFault(Record):
     """One entry that is not as it should be. `error` says why it could not be repaired, "" where no one tried or it
     was.
 

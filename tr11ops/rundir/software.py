@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
-from tr11ops.base.typed_fields import typed_fields
+from msgspec import to_builtins
+
 from tr11ops.base.units import counted
+from trainer.contract.documents import record_of
 from trainer.contract.record import Record
 
 PATCH_FILE = "code.diff"  # in the attempt's folder
@@ -44,7 +45,7 @@ class CodeIdentity(Record):
 
     def document(self) -> dict[str, Any]:
         """As JSON values, as the record holds it."""
-        return {**asdict(self), "changed": list(self.changed)}
+        return {**to_builtins(self), "changed": list(self.changed)}
 
 
 def code_of(record: Mapping[str, Any]) -> CodeIdentity | None:
@@ -53,7 +54,7 @@ def code_of(record: Mapping[str, Any]) -> CodeIdentity | None:
     if not isinstance(value, Mapping):
         return None
     try:
-        return CodeIdentity(**typed_fields(CodeIdentity, value))
+        return record_of(CodeIdentity, value)
     except TypeError:
         return None
 

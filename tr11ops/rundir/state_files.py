@@ -22,18 +22,12 @@ from tr11ops.rundir.damage import Damage
 from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory, Submission
 from trainer.contract.end_marker import EndMarker
+from trainer.contract.errors import DamagedFile
 from trainer.contract.exit_time import ExitTime
 from trainer.contract.heartbeat import Heartbeat
 from trainer.contract.origin import Origin
 from trainer.contract.record import Record
-from trainer.contract.state_file import (
-    LARGEST_BYTES,
-    DamagedFile,
-    is_damage,
-    open_for_reading,
-    read_json,
-    set_aside,
-)
+from trainer.contract.state_file import LARGEST_BYTES, is_damage, open_for_reading, read_json, set_aside
 
 Rule = Literal["aside", "written again", "a person"]
 MOST_ATTEMPTS = 3  # the newest: what older ones say is history

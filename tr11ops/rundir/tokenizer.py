@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from tr11ops.runcard.card import RunCard
 from tr11ops.runcard.secret_references import values_here
 from trainer.config.hub_files import cache_folder, cached_file, fetch_command
+from trainer.contract.record import Record
 
 TOKENIZER_FILE = "tokenizer.json"
 FILES = (TOKENIZER_FILE, "tokenizer_config.json")
 
 
-@dataclass(frozen=True)
-class TokenizerFacts:
+class TokenizerFacts(Record):
     """The tokenizer of the card. `size` is None where the card names none; `fault` says why it cannot be used."""
 
     size: int | None = None

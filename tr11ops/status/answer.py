@@ -102,7 +102,7 @@ def _going_on(snapshot: Snapshot, extra: ExtraObservations, lesser: str) -> Slee
     """The answer where nothing is wrong now: will it go on, and would a fault be told?"""
     needed = (
         snapshot.jobs,
-        snapshot.periodic_jobs,
+        snapshot.operation.periodic_jobs,
         derived.stop_of(snapshot),
     )  # a stop that is not seen stops all the same
     hidden = next((value.why for value in needed if isinstance(value, Unknown)), None)
@@ -196,7 +196,7 @@ def _resubmits(snapshot: Snapshot) -> bool:
 
 def watchdog_missing(snapshot: Snapshot) -> str:
     """Why nothing looks at the run regularly; "" where a watchdog lives."""
-    jobs = (job for job in known(snapshot.periodic_jobs, ()) if is_wanted(snapshot, job))
+    jobs = (job for job in known(snapshot.operation.periodic_jobs, ()) if is_wanted(snapshot, job))
     return watchdog_fault(jobs, snapshot.time)
 
 

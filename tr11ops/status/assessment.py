@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tr11ops.status.document import Status
 
 
-class Assessment(Record):
+class Assessment(Record, dict=True):
     """A Snapshot, what the detectors found in it, the verdict, and what was observed beside it."""
 
     snapshot: Snapshot

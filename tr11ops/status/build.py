@@ -82,8 +82,8 @@ def status_of(
         last_attempts=None if isinstance(snapshot.attempts, Unknown) else tuple(attempts_of(snapshot)),
         last_checkpoint=_checkpoint(snapshot),
         next_checkpoint=_next_checkpoint(snapshot),
-        backup=_copy(snapshot.backup, snapshot.time),
-        sync=_copy(snapshot.sync, snapshot.time),
+        backup=_copy(snapshot.operation.backup, snapshot.time),
+        sync=_copy(snapshot.operation.sync, snapshot.time),
         copies_missing=_copies_missing(snapshot),
         copies_damaged=_damaged_copies(snapshot),
         copying=_copying(extra),
@@ -98,8 +98,8 @@ def status_of(
         findings=tuple(_finding(finding, findings) for finding in findings),
         alerts=_alerts(extra),
         periodic_jobs=_periodic_jobs(snapshot),
-        chains=None if isinstance(snapshot.chains, Unknown) else tuple(
-            parts.ShownChain(chain.name, chain.job_id, Instant(chain.next_due)) for chain in snapshot.chains
+        chains=None if isinstance(snapshot.operation.chains, Unknown) else tuple(
+            parts.ShownChain(chain.name, chain.job_id, Instant(chain.next_due)) for chain in snapshot.operation.chains
         ),
         filesystems=_filesystems(snapshot),
         card=parts.CardWishes(
@@ -117,11 +117,18 @@ def status_of(
         checkpoint_folders=(
             None if isinstance(snapshot.checkpoints, Unknown) else len(snapshot.checkpoints.steps)
         ),
-        watchdog_fault=None if isinstance(snapshot.periodic_jobs, Unknown) else watchdog_missing(snapshot) or None,
+        watchdog_fault=_watchdog_fault(snapshot),
         watchdog_acts=facts.operation.watchdog_acts,
         origin=_origin(snapshot),
         unknown=(*snapshot.unknowns(), *extra.unknowns()),
     )  # fmt: skip
+
+
+def _watchdog_fault(snapshot: Snapshot) -> str | None:
+    """Why no watchdog looks; None where one does, or where that is unknown."""
+    if isinstance(snapshot.operation.periodic_jobs, Unknown):
+        return None
+    return watchdog_missing(snapshot) or None
 
 
 def _job(job: Job) -> parts.ShownJob:
@@ -216,16 +223,16 @@ def _next_checkpoint(snapshot: Snapshot) -> parts.NextSave | None:
 # ----------------------------------------------------------------------------- the operation
 def _copies_missing(snapshot: Snapshot) -> int | None:
     """Copies that the card wants of checkpoints that are here, and that are not on record; None where it is unknown."""
-    if isinstance(snapshot.backup, Unknown) or isinstance(snapshot.checkpoints, Unknown):
+    if isinstance(snapshot.operation.backup, Unknown) or isinstance(snapshot.checkpoints, Unknown):
         return None
-    return len(missing_copies(snapshot, snapshot.backup))
+    return len(missing_copies(snapshot, snapshot.operation.backup))
 
 
 def _damaged_copies(snapshot: Snapshot) -> int | None:
     """Copies that were found damaged; None where it is unknown."""
-    if isinstance(snapshot.backup, Unknown):
+    if isinstance(snapshot.operation.backup, Unknown):
         return None
-    return 0 if snapshot.backup is None else len(snapshot.backup.damaged)
+    return 0 if snapshot.operation.backup is None else len(snapshot.operation.backup.damaged)
 
 
 def _copy(seen: Observed[CopyStatus | None], now: float) -> parts.LastCopy | None:
@@ -249,7 +256,7 @@ def _drill(extra: ExtraObservations, now: float) -> parts.ShownDrill | None:
 
 
 def _holds(snapshot: Snapshot) -> tuple[parts.ShownHold, ...] | None:
-    if isinstance(snapshot.holds, Unknown):
+    if isinstance(snapshot.operation.holds, Unknown):
         return None
     return tuple(
         parts.ShownHold(hold.job, hold.who or None, Instant.of(hold.time), hold.why or None)
@@ -271,7 +278,7 @@ def _alerts(extra: ExtraObservations) -> tuple[parts.ShownAlert, ...] | None:
 
 
 def _periodic_jobs(snapshot: Snapshot) -> tuple[parts.ShownPeriodicJob, ...] | None:
-    if isinstance(snapshot.periodic_jobs, Unknown):
+    if isinstance(snapshot.operation.periodic_jobs, Unknown):
         return None
     return tuple(
         parts.ShownPeriodicJob(
@@ -279,14 +286,14 @@ def _periodic_jobs(snapshot: Snapshot) -> tuple[parts.ShownPeriodicJob, ...] | N
             job.message or None, job.interval_seconds, Instant(job.next_due), is_overdue(job, snapshot.time),
             job.failures_in_a_row, is_wanted(snapshot, job),
         )
-        for job in snapshot.periodic_jobs
+        for job in snapshot.operation.periodic_jobs
     )  # fmt: skip
 
 
 def _filesystems(snapshot: Snapshot) -> tuple[parts.ShownFilesystem, ...] | None:
-    if isinstance(snapshot.usage, Unknown):
+    if isinstance(snapshot.operation.usage, Unknown):
         return None
-    return tuple(_looked_at(snapshot, snapshot.usage)) if snapshot.usage else ()
+    return tuple(_looked_at(snapshot, snapshot.operation.usage)) if snapshot.operation.usage else ()
 
 
 def _looked_at(snapshot: Snapshot, usages: tuple[Usage, ...]) -> Iterator[parts.ShownFilesystem]:
@@ -307,4 +314,4 @@ def forecast_of(snapshot: Snapshot, name: str) -> Forecast:
     """When the file system of this name will be full."""
     from tr11ops.rundir.disk_usage import forecast
 
-    return forecast((usage for usage in known(snapshot.usage, ()) if usage.name == name), snapshot.time)
+    return forecast((usage for usage in known(snapshot.operation.usage, ()) if usage.name == name), snapshot.time)

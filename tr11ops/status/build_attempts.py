@@ -56,7 +56,7 @@ def _is_over(snapshot: Snapshot, job: Job | None) -> bool:
 def relaunches_of(snapshot: Snapshot) -> Iterator[ShownRelaunch]:
     """Where the running attempt has started its workers again: which launch it is, and why the one before ended."""
     for job in snapshot.active_jobs:
-        ends = [end for end in known(snapshot.launch_ends, ()) if end.job_id in derived.identifiers(job)]
+        ends = [end for end in known(snapshot.training.launch_ends, ()) if end.job_id in derived.identifiers(job)]
         if ends and derived.marker_of(snapshot, derived.identifiers(job)) is None:
             last = ends[-1]
             yield ShownRelaunch(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import field
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, ClassVar
 
 from tr11ops.base.observed import Observed, Unknown, known, observed, observed_fields, unknown_fields
 from tr11ops.detect.nodes_left import bad_nodes
@@ -41,12 +40,16 @@ class ExtraObservations(Record):
     ask for is not looked at.
     """
 
+    NAMES: ClassVar[Mapping[str, str]] = {
+        "launch_nodes": "launch", "best": "best throughput", "drill": "restore drill", "waiting": "messages",
+    }  # fmt: skip
+
     alerts: Observed[tuple[Alert, ...]] = ()
-    launch_nodes: Observed[tuple[str, ...] | None] = field(default=None, metadata={"name": "launch"})
-    best: Observed[Rates | None] = field(default=None, metadata={"name": "best throughput"})
+    launch_nodes: Observed[tuple[str, ...] | None] = None
+    best: Observed[Rates | None] = None
     copying: Observed[tuple[AtWork, ...]] = ()
-    drill: Observed[DrillRecord | None] = field(default=None, metadata={"name": "restore drill"})
-    waiting: Observed[UndeliveredMessages | None] = field(default=None, metadata={"name": "messages"})
+    drill: Observed[DrillRecord | None] = None
+    waiting: Observed[UndeliveredMessages | None] = None
 
     def unknowns(self) -> tuple[str, ...]:
         """What could not be observed, as `what: why`."""

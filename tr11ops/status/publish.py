@@ -41,8 +41,8 @@ def document(
 
 
 def _usual_scheduler(directory: RunDirectory) -> Overview | Unknown:
+    from tr11ops.base.errors import SchedulerError
     from tr11ops.base.observed import Unknown
-    from tr11ops.cluster.base import SchedulerError
     from tr11ops.cluster.select import choose_scheduler
 
     recorded = directory.recorded_scheduler()

@@ -11,7 +11,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from tr11ops.observe.snapshot import SNAPSHOT_NAMES
@@ -19,6 +18,7 @@ from tr11ops.status.answer import NEEDS
 from tr11ops.status.document import unknown_names
 from tr11ops.status.extra_observations import EXTRA_NAMES
 from tr11ops.watchdog.verdict import STALLING, VerdictWord
+from trainer.contract.record import Record
 
 SCHEMA = 1
 EXIT_CODES = frozenset({0, 1, 3})
@@ -45,8 +45,7 @@ _LINES = {
 }
 
 
-@dataclass(frozen=True)
-class GoodputSummary:
+class GoodputSummary(Record):
     """Where the time went, in four numbers: shares 0..1, `held_node_hours`, and the number of faults so far."""
 
     useful_share: float | None

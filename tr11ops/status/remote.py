@@ -8,18 +8,22 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from datetime import datetime
 from email.message import Message
 from typing import IO, Any
 
+from msgspec.structs import replace
+
+from tr11ops.base.errors import HubPermanentError, HubUnavailable
 from tr11ops.base.retry import RetryPolicy
 from tr11ops.hub.address import HubRepo, host_of
 from tr11ops.hub.asking import MISSING, TIMEOUT_SECONDS, ask, until_answered
-from tr11ops.hub.base import FILE_NAME, HubPermanentError, HubUnavailable
+from tr11ops.hub.base import FILE_NAME
 from tr11ops.hub.log_end import LogEnd, end_of_log
 from tr11ops.hub.remote_log import RemoteLog
 from tr11ops.status.published import read_published
+from trainer.contract.errors import Tr11Error
+from trainer.contract.record import Record
 
 LARGEST_FACTS_BYTES = 8 << 20  # some ten thousand files; parsed, it is twenty times as large
 LARGEST_STATUS_BYTES = 1 << 20
@@ -29,7 +33,7 @@ NOT_CHANGED = 304
 _MAIN_LOG = re.compile(r"(?:(?:logs/)?([^/]+)/)?main_log\.txt")
 
 
-class NoSuchVariant(LookupError):
+class NoSuchVariant(Tr11Error, LookupError):
     """The repository has no log of that variant, or too many to choose among. `variants` are those that it has."""
 
     def __init__(self, variants: tuple[str, ...]) -> None:
@@ -37,8 +41,7 @@ class NoSuchVariant(LookupError):
         self.variants = variants
 
 
-@dataclass(frozen=True)
-class Facts:
+class Facts(Record):
     """What the hub says of a repository: its newest commit, when that was made, and the files in it."""
 
     commit: str
@@ -52,8 +55,7 @@ class Facts:
         return {match[1] or "main": name for match, name in sorted(found, key=lambda pair: pair[1])}
 
 
-@dataclass(frozen=True)
-class RemoteView:
+class RemoteView(Record):
     """One look from outside, at `time`. `published` is None where the repository has no status of this variant;
     `trouble` then says what is wrong with one that is there. `log` is None where there is no log.
     """

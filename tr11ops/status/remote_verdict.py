@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -13,6 +12,7 @@ from tr11ops.status.answer import published_answer
 from tr11ops.status.published import EXIT_CODES, needs_of, number, stamp, word_of
 from tr11ops.status.remote import RemoteView
 from tr11ops.watchdog.verdict import VerdictWord
+from trainer.contract.record import Record
 
 SCHEMA = 1
 USUAL_INTERVAL_SECONDS = 3600.0
@@ -20,8 +20,7 @@ MOST_INTERVAL_SECONDS = 30 * 86400.0
 MISSED_INTERVALS = 3  # after so many no one synchronises any more
 
 
-@dataclass(frozen=True)
-class OutsideVerdict:
+class OutsideVerdict(Record):
     """The word (None where only the log speaks), how old the news is, whether it is too old, and what it comes to.
 
     `age` in seconds, None where nothing says; `line` is a sentence without a full stop. `may_sleep` and `answer` are

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tr11ops.runcard.card import RunCard, card_from_resolved
+from trainer.contract.record import Record
 from trainer.contract.state_file import read_json
 
 DEEPEST = 4  # folders below a root in which run directories are looked for
@@ -17,8 +17,7 @@ _PROGRESS = ("iteration", "total_iterations", "loss", "remaining_seconds", "eta"
 _SHOWN = ("verdict", "why", "exit_code", *_PROGRESS)
 
 
-@dataclass(frozen=True)
-class ListedRun:
+class ListedRun(Record):
     """A run directory, and its status; `status` is None where it could not be read, and `why` says why not."""
 
     directory: Path

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from tr11ops.launch.rehearse import as_options, differences
@@ -13,13 +12,13 @@ from tr11ops.rundir.paths import RunDirectory
 from tr11ops.sweep.manifest import CARD, ManifestCell
 from trainer.config.card import CardError
 from trainer.contract.paths import RunPaths
+from trainer.contract.record import Record
 
 KILL_SWITCH = "kill-switch"  # no cell has one elsewhere (see `plan.REMOVED`)
 Load = Callable[[Path, Sequence[str]], RunCard]
 
 
-@dataclass(frozen=True)
-class CellCard:
+class CellCard(Record):
     """One cell's card, None where it cannot be used; then `directory` is the one that the plan gave the cell.
 
     `fault`: why the cell is not to be taken up with it, in one line; "" for none.

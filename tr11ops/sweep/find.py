@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from tr11ops.sweep.grid import SweepError
+from tr11ops.base.errors import SweepError
 from tr11ops.sweep.manifest import FILE, SweepManifest, read_manifest
 
 MOST_SHOWN = 5

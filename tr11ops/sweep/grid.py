@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+from tr11ops.base.errors import SweepError
+from trainer.contract.record import Record
 
 BATCH_KEY = "batch.global_batch_size"
 MOST_CELLS = 24  # so many marks fit in the one comment that an array has
@@ -21,24 +23,14 @@ _SHORT = {
 }
 
 
-class SweepError(ValueError):
-    """A study that cannot be planned or taken up; the text is one line. `exit_code` is what the command returns."""
-
-    def __init__(self, text: str, exit_code: int = 2) -> None:
-        super().__init__(text)
-        self.exit_code = exit_code
-
-
-@dataclass(frozen=True)
-class GridAxis:
+class GridAxis(Record):
     """A dotted key of the card, and the values to try as they were typed."""
 
     key: str
     values: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class GridCell:
+class GridCell(Record):
     """One combination. `number` counts from 1 and is the cell's task of the array; `settings` are (key, value)."""
 
     number: int

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
 
+from tr11ops.base.errors import SchedulerError, SchedulerUnreachable
 from tr11ops.base.observed import Observed, Unknown, known, observed
 from tr11ops.base.redact import one_line
-from tr11ops.cluster.base import Job, Node, Overview, SchedulerError, SchedulerUnreachable
+from tr11ops.cluster.base import Job, Node, Overview
 from tr11ops.observe.derived import identifiers
 from tr11ops.observe.files import read_attempts, read_steps, read_submissions
 from tr11ops.observe.lease import LeaseHolder, read_holder
@@ -24,6 +24,7 @@ from tr11ops.rundir.step_time import RECENT_STEPS
 from tr11ops.sweep.cards import CellCard
 from trainer.contract.files import host_name, now
 from trainer.contract.logline import StepRecord
+from trainer.contract.record import Record
 
 
 class CellState(StrEnum):
@@ -43,8 +44,7 @@ OPEN = frozenset({CellState.STOPPED, CellState.FAILED, CellState.NEW})  # what `
 LISTED = frozenset({CellState.DONE, CellState.RUNNING, CellState.QUEUED})  # what needs no sign of life
 
 
-@dataclass(frozen=True)
-class CellProgress:
+class CellProgress(Record):
     """One cell at one moment. `why` says what the state rests on. None: not known, or nothing was logged.
 
     `card` is None where it cannot be used, and `fault` says why, or what it says otherwise than was planned.

@@ -10,15 +10,18 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
+from tr11ops.base.errors import SweepError
 from tr11ops.rundir.journal import user_name
 from tr11ops.rundir.versioned import VersionedFile
-from tr11ops.sweep.grid import SweepError
 from tr11ops.sweep.plan import SweepPlan
+from trainer.contract.documents import document
 from trainer.contract.files import now, write_atomically
+from trainer.contract.record import Record
 from trainer.contract.sharing import make_shared
 from trainer.contract.state_file import read_json
 
@@ -28,8 +31,7 @@ CARD = "tr11.toml"
 VERSIONS_KEPT = 16
 
 
-@dataclass(frozen=True)
-class ManifestCell:
+class ManifestCell(Record):
     """One cell: its task number, name, settings by key, and the digest of the card that it was made with."""
 
     number: int
@@ -39,8 +41,7 @@ class ManifestCell:
     card_hash: str
 
 
-@dataclass(frozen=True)
-class SweepArray:
+class SweepArray(Record):
     """One array: its number, where and when it was submitted, and the submission's tag of each cell, by number."""
 
     job_id: str
@@ -50,8 +51,7 @@ class SweepArray:
     tags: dict[str, str]
 
 
-@dataclass(frozen=True)
-class SweepManifest:
+class SweepManifest(Record):
     """A study. `version` counts changes. `card` is the card that it was planned from."""
 
     version: int
@@ -172,9 +172,9 @@ def _manifest(value: Mapping[str, Any]) -> SweepManifest:
     return SweepManifest(**found)
 
 
-def _fields(kind: type, value: Mapping[str, Any]) -> dict[str, Any]:
+def _fields(kind: type[Record], value: Mapping[str, Any]) -> dict[str, Any]:
     """Those that the class has, all of which must be there."""
-    return {field.name: value[field.name] for field in fields(kind)}
+    return {name: value[name] for name in kind.__struct_fields__}
 
 
 def _file(folder: Path) -> VersionedFile:
@@ -182,4 +182,4 @@ def _file(folder: Path) -> VersionedFile:
 
 
 def _text(manifest: SweepManifest) -> str:
-    return json.dumps({"schema": SCHEMA, **asdict(manifest)}, indent=1) + "\n"
+    return json.dumps({"schema": SCHEMA, **document(manifest)}, indent=1) + "\n"

@@ -5,23 +5,23 @@ but for `load`, which reads the card.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tr11ops.base.errors import SweepError
 from tr11ops.launch.rehearse import as_options
 from tr11ops.runcard.card import RunCard
-from tr11ops.sweep.grid import BATCH_KEY, GridAxis, GridCell, SweepError, cells_of
+from tr11ops.sweep.grid import BATCH_KEY, GridAxis, GridCell, cells_of
 from tr11ops.sweep.rule import BatchRule, equal_overrides, rule_overrides, without_named
 from trainer.config.card import CardError
+from trainer.contract.record import Record
 from trainer.schedule.path import path_of
 
 # What belongs to the one run that the card was written for: a cell that kept it would write into that run's copies.
 REMOVED = ("run.kill_switch", "hub.repository", "backup.store", "backup.url", "slurm.master_port")
 
 
-@dataclass(frozen=True)
-class SweepRequest:
+class SweepRequest(Record):
     """What was asked for. `folder` holds the run directories of the cells; `named` are keys of --set, which no rule
     replaces."""
 
@@ -33,8 +33,7 @@ class SweepRequest:
     named: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class SweepCell:
+class SweepCell(Record):
     """One run of the study, complete. `derived` is what the rule and equal samples set, by key."""
 
     grid: GridCell
@@ -50,8 +49,7 @@ class SweepCell:
         return self.grid.name
 
 
-@dataclass(frozen=True)
-class SweepPlan:
+class SweepPlan(Record):
     """The whole study."""
 
     request: SweepRequest

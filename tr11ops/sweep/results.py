@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from tr11ops.base.units import finite
@@ -16,6 +15,7 @@ from tr11ops.report.comparison import comparison_section, page_of_sections
 from tr11ops.report.page import Column, Page, ReportSection, table
 from tr11ops.runcard.card import RunCard
 from trainer.contract.metrics_record import VALIDATION, records
+from trainer.contract.record import Record
 
 MOST_CURVES = 8  # that can be told apart in one plot
 AXES: tuple[CurveAxis, ...] = ("samples", "hours")
@@ -23,8 +23,7 @@ TEST_SET = "test"  # the test share of `data.split`
 SHARE = 10  # of the shortest course: a mean over more than a tenth of it would hide how it fell
 
 
-@dataclass(frozen=True)
-class CellResult:
+class CellResult(Record):
     """One cell's outcome. `loss` is the mean of the last `lines` lines, `validation` the last one on the first
     validation set; `hours` are of training, without waits. NaN where nothing was logged."""
 
@@ -39,8 +38,7 @@ class CellResult:
     validation: float
 
 
-@dataclass(frozen=True)
-class StudyResult:
+class StudyResult(Record):
     """All cells, the best loss first, and their comparison by each axis, where two or more have trained."""
 
     name: str
@@ -50,8 +48,7 @@ class StudyResult:
     compared: dict[CurveAxis, CurveComparison]
 
 
-@dataclass(frozen=True)
-class CellCourse:
+class CellCourse(Record):
     """One cell's card, state and steps as they were logged."""
 
     name: str

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from tr11ops.base.errors import SchedulerError
 from tr11ops.base.observed import cause
-from tr11ops.cluster.base import Scheduler, SchedulerError
+from tr11ops.cluster.base import Scheduler
 from tr11ops.queue.held_jobs import can_modify
 from tr11ops.queue.stop import Signalled, stop_by_scheduler
 from tr11ops.sweep.look import CellProgress

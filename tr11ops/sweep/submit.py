@@ -8,40 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
+from msgspec.structs import replace
+
+from tr11ops.base.errors import SchedulerError, SchedulerUnreachable, SubmissionUnknown, SweepError
 from tr11ops.base.observed import known
 from tr11ops.base.shipped import read_shipped
 from tr11ops.cluster.arrays import format_ranges
-from tr11ops.cluster.base import BatchRequest, Scheduler, SchedulerError, SchedulerUnreachable
+from tr11ops.cluster.base import BatchRequest, Scheduler
 from tr11ops.cluster.sbatch_options import script_options
 from tr11ops.cluster.sbatch_script import script_engine
 from tr11ops.cluster.site import keep_site
 from tr11ops.cluster.task_marks import LONGEST_COMMENT, array_comment
 from tr11ops.launch.plan import LaunchPlan
 from tr11ops.launch.session import LaunchJob, LaunchView, check_launch
-from tr11ops.launch.submit import (
-    SubmissionUnknown,
-    launch_lock,
-    look_up,
-    record_before,
-    record_lost,
-    record_refused,
-    record_taken,
-    settle,
-)
+from tr11ops.launch.submit import launch_lock, look_up, record_before, record_lost, record_refused, record_taken, settle
 from tr11ops.rundir.paths import Submission
 from tr11ops.rundir.state_files import set_damage_aside
 from tr11ops.rundir.submissions import job_of_tag
-from tr11ops.sweep.grid import SweepError
+from trainer.contract.record import Record
 
 TEMPLATE = ("slurm", "sweep.sbatch.j2")
 _OF_THE_CELL = ("script", "name", "output", "working_directory", "comment", "exclude")
 
 
-@dataclass(frozen=True)
-class SentArray:
+class SentArray(Record):
     """What came of an array: its number and each cell's record; or the cells' checks, of which one refuses."""
 
     job_id: str
@@ -160,7 +152,7 @@ def array_request(folder: Path, name: str, plans: Mapping[int, LaunchPlan], at_o
 def _require_same(plans: Mapping[int, LaunchPlan]) -> None:
     """Raises SweepError for options that differ between cells."""
     requests = [plan.request for plan in plans.values()]
-    shared = (field.name for field in fields(BatchRequest) if field.name not in _OF_THE_CELL)
+    shared = (name for name in BatchRequest.__struct_fields__ if name not in _OF_THE_CELL)
     differ = [name for name in shared if any(getattr(one, name) != getattr(requests[0], name) for one in requests)]
     if differ:
         raise SweepError(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Mapping
 
-from tr11ops.twin.plan import TwinError, TwinFolders
+from tr11ops.base.errors import TwinError
+from tr11ops.twin.plan import TwinFolders
 from tr11ops.twin.processes import ProcessRecord, spawn
 
 ACCOUNT = "tr11"  # of the user who starts the twin

@@ -6,7 +6,7 @@ import subprocess
 import time
 from collections.abc import Callable
 
-from tr11ops.twin.plan import TwinError
+from tr11ops.base.errors import TwinError
 from tr11ops.twin.twin import Twin
 
 CLIENT_SECONDS = 30.0

@@ -12,12 +12,14 @@ import stat
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tr11ops.base.errors import TwinError
 from tr11ops.twin.fault_store import InjectedFault
-from tr11ops.twin.plan import TwinError, TwinFolders
+from tr11ops.twin.plan import TwinFolders
+from trainer.contract.documents import document
 from trainer.contract.files import write_json
+from trainer.contract.record import Record
 from trainer.contract.state_file import read_json
 
 CORE_DUMP = Path("core-dumps/core.python.4711")  # what fills the disk: a file that no run needs, which `du` shows
@@ -70,7 +72,7 @@ def fill(fault: InjectedFault, folders: TwinFolders) -> None:
     faults = [line for line in done.stderr.splitlines() if not line.endswith(os.strerror(errno.ENOENT))]
     if done.returncode != 0 and (faults or not (disk / "copy").is_dir()):  # a run that trains replaces its files
         raise TwinError(f"{target} cannot be copied: {done.stderr.strip()}")
-    write_json(_list_file(disk), {name: asdict(entry) for name, entry in before.items()})
+    write_json(_list_file(disk), {name: document(entry) for name, entry in before.items()})
     _mount(["--bind", str(disk / "copy"), fault.target], fault)
     place = disk / "copy" / CORE_DUMP
     place.parent.mkdir(exist_ok=True)
@@ -120,8 +122,7 @@ def _unmount(place: Path, layers: int) -> None:
 
 
 # ----------------------------------------------------------------------------- what was changed on the full disk
-@dataclass(frozen=True)
-class _Seen:
+class _Seen(Record):
     """What tells whether a file, or a link, is another one now."""
 
     bytes: int

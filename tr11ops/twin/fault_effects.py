@@ -9,15 +9,16 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 
+from msgspec.structs import replace
+
+from tr11ops.base.errors import TwinError
 from tr11ops.twin import fault_directories, fault_site, fault_training
 from tr11ops.twin.fault_client import ask_client, retried
 from tr11ops.twin.fault_scripts import TEXTS, restore_script, spoil_script
 from tr11ops.twin.fault_store import FaultStore, InjectedFault
 from tr11ops.twin.fault_training import Break
 from tr11ops.twin.node_processes import NodeContents, StepWatch, scan
-from tr11ops.twin.plan import TwinError
 from tr11ops.twin.processes import ProcessRecord, end, send
 from tr11ops.twin.twin import Twin
 

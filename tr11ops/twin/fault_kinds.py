@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
 
-from tr11ops.twin.plan import TwinError
+from tr11ops.base.errors import TwinError
+from trainer.contract.record import Record
 
 Target = Literal[
     "node", "busy node", "batch host", "controller", "directory", "partition", "reservation", "account", "script"
 ]
 
 
-@dataclass(frozen=True)
-class FaultKind:
+class FaultKind(Record):
     """One kind of fault.
 
     `needs_agent`: a process beside the twin keeps it up; `is_instant`: it is over at once; `has_reason`: it takes

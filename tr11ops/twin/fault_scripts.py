@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from tr11ops.base.errors import TwinError
 from tr11ops.twin.fault_store import InjectedFault
-from tr11ops.twin.plan import TwinError, TwinFolders
+from tr11ops.twin.plan import TwinFolders
 from trainer.contract.files import write_atomically
 
 KEPT = ".before-fault"

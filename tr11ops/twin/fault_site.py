@@ -5,12 +5,13 @@ from __future__ import annotations
 import getpass
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
+from msgspec.structs import replace
+
+from tr11ops.base.errors import TwinError
 from tr11ops.twin.accounting import ACCOUNT
 from tr11ops.twin.fault_client import ask_client, retried
 from tr11ops.twin.fault_store import FaultStore, InjectedFault
-from tr11ops.twin.plan import TwinError
 from tr11ops.twin.processes import end
 from tr11ops.twin.twin import Twin
 

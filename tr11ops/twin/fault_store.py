@@ -13,17 +13,21 @@ import re
 import secrets
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tr11ops.twin.plan import TwinError, TwinFolders
+from msgspec import field
+from msgspec.structs import replace
+
+from tr11ops.base.errors import TwinError
+from tr11ops.twin.plan import TwinFolders
 from tr11ops.twin.processes import ProcessRecord
+from trainer.contract.documents import document
 from trainer.contract.files import append_line, write_json
+from trainer.contract.record import Record
 
 
-@dataclass(frozen=True)
-class InjectedFault:
+class InjectedFault(Record):
     """One fault that was given to a twin. Times in seconds since the epoch; `until` None: until someone heals it.
 
     `target` is a node, a directory, or "slurmctld". `processes` were killed or stopped; `agent` keeps the fault up,
@@ -75,8 +79,7 @@ def new_fault(kind: str, target: str, seconds: float | None) -> InjectedFault:
     )
 
 
-@dataclass(frozen=True)
-class FaultStore:
+class FaultStore(Record):
     """The records below one twin's folder, and its history of faults."""
 
     folders: TwinFolders
@@ -128,7 +131,7 @@ class FaultStore:
 
     def write(self, fault: InjectedFault) -> InjectedFault:
         """Keep a fault's record and return it."""
-        write_json(self.folder / f"{fault.key}.json", asdict(fault))
+        write_json(self.folder / f"{fault.key}.json", document(fault))
         return fault
 
     def complete(self, fault: InjectedFault) -> InjectedFault:

@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
+from msgspec.structs import replace
+
+from tr11ops.base.errors import TwinError
 from tr11ops.base.observed import known, observed
 from tr11ops.base.tail import tail_lines
 from tr11ops.twin.fault_store import FaultStore, InjectedFault
 from tr11ops.twin.node_processes import scan
-from tr11ops.twin.plan import TwinError
 from tr11ops.twin.twin import Twin
 from trainer.contract.metrics_record import MetricsRecord, parse_record
 

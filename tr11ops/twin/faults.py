@@ -11,9 +11,11 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
 
+from msgspec.structs import replace
+
+from tr11ops.base.errors import TwinError
 from tr11ops.twin.accounting import ACCOUNT
 from tr11ops.twin.fault_directories import check_directory
 from tr11ops.twin.fault_effects import EFFECTS
@@ -21,23 +23,21 @@ from tr11ops.twin.fault_kinds import FaultKind, find_kind
 from tr11ops.twin.fault_scripts import check_script
 from tr11ops.twin.fault_store import FaultStore, InjectedFault, new_fault
 from tr11ops.twin.node_processes import NodeContents, scan
-from tr11ops.twin.plan import TwinError
 from tr11ops.twin.processes import end, send
 from tr11ops.twin.twin import Twin
+from trainer.contract.record import Record
 
 LONGEST_SECONDS = 7 * 86400.0
 
 
-@dataclass(frozen=True)
-class Injection:
+class Injection(Record):
     """What `inject` did. `was_there`: the target had this fault already, and nothing was done."""
 
     fault: InjectedFault
     was_there: bool = False
 
 
-@dataclass(frozen=True)
-class Healing:
+class Healing(Record):
     """What `heal` did about one fault. `error` is empty when it is healed; else its record stays."""
 
     fault: InjectedFault

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import psutil
 
+from tr11ops.base.errors import TwinError
 from tr11ops.base.units import counted
-from tr11ops.twin.plan import TwinError, TwinPlan
+from tr11ops.twin.plan import TwinPlan
 
 INSTALL_FIX = "apt-get install slurm-wlm munge"
 DAEMONS = ("munged", "slurmctld", "slurmd")

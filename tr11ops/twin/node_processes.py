@@ -11,12 +11,12 @@ import re
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from tr11ops.cluster.process_marks import boot_mark
 from tr11ops.twin.plan import TwinFolders
 from tr11ops.twin.processes import ProcessRecord, command_name, environment_of, start_ticks
+from trainer.contract.record import Record
 
 YOUNG_SECONDS = 2.0  # how long a new process may take until it has become what it was started for
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
@@ -24,8 +24,7 @@ _TITLE = re.compile(r"slurmstepd: \[(\d+)\.(\w+)\]")
 _RANK_NAME = re.compile(r"rank-(\d+)")
 
 
-@dataclass(frozen=True)
-class NodeProcess:
+class NodeProcess(Record):
     """One process of a node. `step` is None for one of a batch script, `rank` None for all but workers.
 
     `parent` is the parent's process id; `title` of a step daemon is such as ("12", "batch") or ("12", "0").
@@ -38,8 +37,7 @@ class NodeProcess:
     title: tuple[str, str] | None = None
 
 
-@dataclass(frozen=True)
-class NodeContents:
+class NodeContents(Record):
     """What runs on one node, without its slurmd."""
 
     daemons: tuple[NodeProcess, ...] = ()

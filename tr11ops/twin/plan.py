@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
+
+from msgspec import to_builtins
+
+from tr11ops.base.errors import TwinError
+from trainer.contract.record import Record
 
 UNIX_SOCKET_PATH_LIMIT = 107  # bytes of sun_path in sockaddr_un, less the closing zero
 _NAME = re.compile(r"[a-z0-9]([a-z0-9_-]{0,30}[a-z0-9])?")
 _NODE_PREFIX = re.compile(r"[a-z]([a-z0-9-]{0,30}[a-z-])?")
 
 
-class TwinError(ValueError):
-    """A twin cannot be made, found or ended; the text is one line: what, where, fix."""
-
-
-@dataclass(frozen=True)
-class TwinPlan:
+class TwinPlan(Record):
     """The shape of a twin: `nodes` GPU nodes in one partition, `cpu_nodes` without GPUs in another.
 
     Two plans that are equal give interchangeable twins. Raises TwinError when a value cannot work.
@@ -107,12 +106,13 @@ class TwinPlan:
 
     def to_json(self) -> dict[str, Any]:
         """As plain values, for the twin's record."""
-        return asdict(self)
+        document: dict[str, Any] = to_builtins(self)
+        return document
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> TwinPlan:
         """The inverse of `to_json`. Raises TwinError for a record that another version wrote."""
-        unknown = set(value) - {entry.name for entry in fields(cls)}
+        unknown = set(value) - set(cls.__struct_fields__)
         if unknown:
             raise TwinError(f"the twin's record has keys that this tr11 does not know: {sorted(unknown)}")
         return cls(**value)
@@ -128,8 +128,7 @@ def _bracketed(prefix: str, count: int) -> str:
     return names[0] if count == 1 else f"{prefix}[{names[0][len(prefix) :]}-{names[-1][len(prefix) :]}]"
 
 
-@dataclass(frozen=True)
-class TwinFolders:
+class TwinFolders(Record):
     """Where everything of one twin lies. All of it is below `root`, which `down` removes."""
 
     root: Path
@@ -209,8 +208,7 @@ class TwinFolders:
             raise TwinError(f"the folder {self.root} has characters that slurm.conf cannot hold: choose another --dir")
 
 
-@dataclass(frozen=True)
-class TwinPorts:
+class TwinPorts(Record):
     """The TCP ports of one twin: consecutive, from `first`."""
 
     first: int

@@ -7,7 +7,7 @@ import errno
 import socket
 from collections.abc import Iterator
 
-from tr11ops.twin.plan import TwinError
+from tr11ops.base.errors import TwinError
 
 BLOCK = 64  # ports are claimed in blocks of this size
 FIRST_BLOCK = 20_032 // BLOCK

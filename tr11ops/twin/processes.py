@@ -8,20 +8,20 @@ import os
 import signal
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
 
 from tr11ops.cluster.process_marks import boot_mark, start_mark
 from tr11ops.twin.plan import TwinFolders
+from trainer.contract.documents import document
+from trainer.contract.record import Record
 
 MARK = "TR11_TWIN_MARK"  # in the environment of every daemon; its value is unique for each twin
 DEFAULT_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 
 
-@dataclass(frozen=True)
-class ProcessRecord:
+class ProcessRecord(Record):
     """One process: what it is, and the two numbers which identify it until the machine restarts."""
 
     role: str  # "munged", "slurmctld", "slurmd", "slurmdbd", "mariadbd", "hub", "store", "job"
@@ -72,7 +72,7 @@ def spawn(
     )
     record = ProcessRecord(role or name, name, pid, start_ticks(pid) or 0, boot_mark())
     with (ledger or folders.processes).open("a") as stream:
-        stream.write(json.dumps(asdict(record)) + "\n")
+        stream.write(json.dumps(document(record)) + "\n")
     return record
 
 

@@ -10,7 +10,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from tr11ops.twin.plan import TwinError, TwinFolders, TwinPlan, TwinPorts
+from tr11ops.base.errors import TwinError
+from tr11ops.twin.plan import TwinFolders, TwinPlan, TwinPorts
 from tr11ops.twin.processes import ProcessRecord, spawn
 
 HUB, STORE = "hub", "store"  # their names as daemons

@@ -13,12 +13,12 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 import psutil
 
+from tr11ops.base.errors import TwinError
 from tr11ops.base.units import counted
 from tr11ops.twin import accounting, services
 from tr11ops.twin.fault_directories import uncover
@@ -37,7 +37,6 @@ from tr11ops.twin.machine import (
     write_file,
 )
 from tr11ops.twin.plan import (
-    TwinError,
     TwinFolders,
     TwinPlan,
     TwinPorts,
@@ -49,6 +48,7 @@ from tr11ops.twin.plan import (
 )
 from tr11ops.twin.ports import claimed_ports, is_free
 from tr11ops.twin.processes import MARK, ProcessRecord, end, marked, read_ledger, spawn
+from trainer.contract.record import Record
 
 Progress = Callable[[str], None]
 PORT_SECONDS = 10.0  # how long a controller's port may stay taken after its end
@@ -57,8 +57,7 @@ PORT_SECONDS = 10.0  # how long a controller's port may stay taken after its end
 NAME_VARIABLE, HOME_VARIABLE = "TR11_TWIN", "TR11_TWIN_DIR"
 
 
-@dataclass(frozen=True)
-class NodeStatus:
+class NodeStatus(Record):
     """One node as the twin's controller sees it, and whether its daemon runs."""
 
     name: str
@@ -66,8 +65,7 @@ class NodeStatus:
     daemon_alive: bool
 
 
-@dataclass(frozen=True)
-class TwinStatus:
+class TwinStatus(Record):
     """What `tr11 twin status` shows. `answers` is False when the controller did not answer: states are then unknown."""
 
     name: str

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tr11ops.base.observed import Observed
 from tr11ops.cluster.base import Job
 from tr11ops.observe.lease import LeaseHolder
 from tr11ops.rundir.attempts import AttemptVerdict
 from tr11ops.rundir.exclusion_limit import ExclusionLimit
+from trainer.contract.record import Record
 
 
-@dataclass(frozen=True)
-class Action:
+class Action(Record):
     """One thing to do. `subject`: to what it is done; `incident`: the trouble that it ends; `undo`: how to go back."""
 
     subject: str
@@ -31,8 +29,7 @@ class Action:
         return f"{self.name} {self.subject}: {self.why.removeprefix(f'{self.subject}: ')}"
 
 
-@dataclass(frozen=True)
-class ReplacementLaunch:
+class ReplacementLaunch(Record):
     """The launch that takes the place of cancelled jobs: the array, the job behind which it queues, and those jobs."""
 
     array: str
@@ -40,7 +37,6 @@ class ReplacementLaunch:
     replaces: tuple[str, ...]
 
 
-@dataclass(frozen=True)
 class Resubmit(Action):
     """Launch these attempts; `subject` is the array, `after` the job behind which they queue (None: at once)."""
 
@@ -51,20 +47,17 @@ class Resubmit(Action):
         return f"resubmit {self.subject}{behind}: {self.why}"
 
 
-@dataclass(frozen=True)
 class Exclude(Action):
     """Keep a node out of this run, in its list and in queued jobs; `job_id` is the attempt that it failed in."""
 
     job_id: str = ""
-    limit: ExclusionLimit = ExclusionLimit(0)  # noqa: RUF009  frozen
+    limit: ExclusionLimit = ExclusionLimit(0)
 
 
-@dataclass(frozen=True)
 class Include(Action):
     """Use a node again that was only avoided, since not enough others are free."""
 
 
-@dataclass(frozen=True)
 class Stacks(Action):
     """Keep what the workers of a hanging job do now, in the folder of `attempt` (the scheduler's own number).
 
@@ -79,7 +72,6 @@ class Stacks(Action):
         return f"keep the stacks of job {self.subject}: {self.why}"
 
 
-@dataclass(frozen=True)
 class Cancel(Action):
     """End a job that holds nodes for nothing, or that can never start; `owes` are the waiting attempts lost with it.
 
@@ -92,18 +84,15 @@ class Cancel(Action):
     relaunch: ReplacementLaunch | None = None
 
 
-@dataclass(frozen=True)
 class Hold(Action):
     """Keep queued jobs from starting: they would fail as the last attempt did."""
 
 
-@dataclass(frozen=True)
 class Release(Action):
     """Let queued jobs go on whose hold has lost its reason."""
 
 
-@dataclass(frozen=True)
-class Power:
+class Power(Record):
     """What the watchdog does about a trouble where it may act, in words; the way back; the actions that it takes."""
 
     trouble: str
@@ -112,8 +101,7 @@ class Power:
     actions: tuple[type[Action], ...]
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(Record):
     """What to do, in this order; and what is wrong but not done, with the reason: for a person."""
 
     actions: tuple[Action, ...] = ()
@@ -128,8 +116,7 @@ class Plan:
 BUDGETS = {"resubmit": "resubmissions_per_day", "exclude": "exclusions_per_day", "cancel": "cancellations_per_day"}
 
 
-@dataclass(frozen=True)
-class ActionLimits:
+class ActionLimits(Record):
     """What the card allows ([watch], [resilience]): most actions in 24 hours, and what is launched when all is gone."""
 
     resubmit_array: str = "1-3"
@@ -143,8 +130,7 @@ class ActionLimits:
         return {"resubmit": self.resubmissions, "exclude": self.exclusions, "cancel": self.cancellations}.get(action)
 
 
-@dataclass(frozen=True)
-class Blame:
+class Blame(Record):
     """A node that a launch was lost by, as its controller concluded from evidence."""
 
     node: str
@@ -155,8 +141,7 @@ class Blame:
     evidence: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class PolicyContext:
+class PolicyContext(Record):
     """What else must be known before anything is done. `user` is who would act, `is_root` whether he may steer all.
 
     `endings` and `blames` are newest first. `releasable` names what was held for a switch that is gone.

@@ -11,11 +11,13 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
+from msgspec.structs import replace
+
+from tr11ops.base.errors import NotDone, SchedulerError, SchedulerUnreachable, Uncertain
 from tr11ops.base.observed import Unknown, cause, known, observed
-from tr11ops.cluster.base import Job, JobState, Scheduler, SchedulerError, SchedulerUnreachable
+from tr11ops.cluster.base import Job, JobState, Scheduler
 from tr11ops.cluster.parts import covers
 from tr11ops.cluster.pending_reasons import is_held as job_is_held
 from tr11ops.nodes.queue_exclusions import RunQueue, exclude_nodes, include_nodes
@@ -41,21 +43,13 @@ from tr11ops.watchdog.actions import (
     Stacks,
 )
 from tr11ops.watchdog.stacks import keep_stacks
+from trainer.contract.record import Record
 
 if TYPE_CHECKING:
     from tr11ops.launch.session import LaunchJob
 
 
-class NotDone(Exception):
-    """The effect was refused and nothing was changed; one line."""
-
-
-class Uncertain(Exception):
-    """The answer was lost: the effect may have come, or may come yet; one line."""
-
-
-@dataclass(frozen=True)
-class Done:
+class Done(Record):
     """What became of one action of the plan."""
 
     action: Action
@@ -171,7 +165,7 @@ def _what_became(action_record: ActionRecord, snapshot: Snapshot, directory: Run
     is_held = any(job_is_held(job) for job in waiting)
     is_listed = any(entry.node == action_record.subject for entry in snapshot.exclusions)
     asked = action_record.incident.removeprefix("stacks:")
-    is_kept = any(kept.job_id == asked for kept in known(snapshot.stacks, ()))
+    is_kept = any(kept.job_id == asked for kept in known(snapshot.training.stacks, ()))
     seen = {
         "stacks": (is_kept, "they are kept", "there are none"),
         "exclude": (is_listed, "it is excluded", "it is not on the list"),
@@ -212,8 +206,7 @@ def _number_the_record(tag: str, job_id: str, snapshot: Snapshot, directory: Run
 
 
 # ----------------------------------------------------------------------------- the effects themselves
-@dataclass(frozen=True)
-class RunEffects:
+class RunEffects(Record):
     """The real world of one run. `prepare` makes a launch of an array, to be queued behind a job or at once.
 
     `now` is the moment of the look, by the run's clock.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from tr11ops.base.observed import Unknown, known
 from tr11ops.detect import filesystem_filling, filesystem_full
@@ -22,7 +23,7 @@ def alert(directory: RunDirectory, card: RunCard, samples: Sequence[Usage], now:
     from tr11ops.alerts.service import process_some
 
     snapshot = observe(directory, facts_of(card, typed), Unknown("only the file systems were looked at"), now)
-    earlier = (sample for sample in known(snapshot.usage, ()) if sample.time < now)
-    snapshot = replace(snapshot, usage=(*earlier, *samples))
+    earlier = (sample for sample in known(snapshot.operation.usage, ()) if sample.time < now)
+    snapshot = replace(snapshot, operation=replace(snapshot.operation, usage=(*earlier, *samples)))
     findings = (*filesystem_full.detect(snapshot), *filesystem_filling.detect(snapshot))
     return process_some(directory, card, findings, now, typed)

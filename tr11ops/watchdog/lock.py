@@ -11,11 +11,13 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
-from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from tr11ops.base.units import duration
 from trainer.contract.lease import KEPT_CLAIMS, LeaseClaim, LeaseFolder
 from trainer.contract.paths import RunPaths
+from trainer.contract.record import Record
 from trainer.contract.state_file import read_bytes
 
 FOLDER = "acting"
@@ -23,8 +25,7 @@ STALE_SECONDS = 900.0  # beyond the longest pass: a launch against a controller 
 _TAIL_BYTES = 64
 
 
-@dataclass(frozen=True)
-class WatchdogLock:
+class WatchdogLock(Record):
     """A turn that is ours: `epoch` is its number."""
 
     folder: LeaseFolder
@@ -58,7 +59,7 @@ def acquire_lock(paths: RunPaths) -> WatchdogLock | str:
         if age < STALE_SECONDS:
             return f"another watchdog is at work: {_who(content)}, since {duration(age)}"
     claim = LeaseClaim.of_this_process("pulse", 0)
-    claim = LeaseClaim(**{**claim.__dict__, "epoch": epoch + 1})
+    claim = replace(claim, epoch=epoch + 1)
     if folder.claim(epoch + 1, claim) and folder.is_newest(epoch + 1):
         return WatchdogLock(folder, epoch + 1)
     return "another watchdog has just begun"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime, timedelta, tzinfo
 from enum import StrEnum
 
@@ -22,6 +21,7 @@ from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe.lost_host import has_lost_its_host, is_zombie
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.watchdog.verdict import Verdict, VerdictWord
+from trainer.contract.record import Record
 
 SCHEDULED_FORMAT = "%Y-%m-%dT%H:%M:%S"  # as squeue writes a time
 
@@ -49,8 +49,7 @@ class State(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True)
-class Remark:
+class Remark(Record):
     """One thing that the queue's lines do not tell, and why it is so."""
 
     state: State

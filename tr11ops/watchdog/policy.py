@@ -8,7 +8,9 @@ has decided (kill switch, pause, a hold, a finished run) is never undone. The ch
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from tr11ops.base.observed import Unknown, known
 from tr11ops.base.units import counted, duration
@@ -51,6 +53,7 @@ from tr11ops.watchdog.actions import (
     Stacks,
 )
 from tr11ops.watchdog.verdict import Verdict, VerdictWord
+from trainer.contract.record import Record
 
 SURE = 0.8  # from this confidence on, a blamed node is taken for the fault itself
 BLAME_SECONDS = 86400.0  # what was blamed longer ago is history: the node may have been repaired since
@@ -412,8 +415,7 @@ def _evidence(job: Job) -> tuple[str, ...]:
 
 
 # ----------------------------------------------------------------------------- the rules, in their order
-@dataclass(frozen=True)
-class _Rule:
+class _Rule(Record):
     """One rule of the chain, and what people are told of it: `tr11 init` and docs/pulse.md show the same words."""
 
     apply: Callable[[_Draft], None]

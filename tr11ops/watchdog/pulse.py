@@ -11,9 +11,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from tr11ops.agent.mitigation import switch_of
 from tr11ops.base.observed import Unknown, cause, known, observed
@@ -43,6 +44,7 @@ from tr11ops.watchdog.stacks import hanging_jobs, take_missing_stacks
 from tr11ops.watchdog.verdict import Verdict, judge
 from trainer.contract.files import append_line
 from trainer.contract.numbered_files import refresh
+from trainer.contract.record import Record
 
 if TYPE_CHECKING:
     from tr11ops.alerts.service import AlertOutcome
@@ -52,8 +54,7 @@ if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard
 
 
-@dataclass(frozen=True)
-class WatchedRun:
+class WatchedRun(Record):
     """What is watched. `reader` answers within seconds, or fails; `typed` is the card as the person named it."""
 
     card: RunCard
@@ -63,16 +64,14 @@ class WatchedRun:
     typed: str = ""
 
 
-@dataclass(frozen=True)
-class Actuator:
+class Actuator(Record):
     """What it takes to act: a patient edge to the scheduler, and a launch of an array behind a job or at once."""
 
     scheduler: Scheduler
     prepare: Callable[[str, str | None], LaunchJob]
 
 
-@dataclass(frozen=True)
-class Pulse:
+class Pulse(Record):
     """One pass: what was seen and concluded, what was told, and what was done.
 
     `acts` says whether it was this pass's turn to act; `settled` are actions of killed passes whose end was found out.
@@ -264,7 +263,8 @@ def _with_stacks(
     if not hanging_jobs(snapshot, findings):
         return snapshot, findings
     notes += take_missing_stacks(run.directory.paths, snapshot, findings, os.environ)
-    told = replace(snapshot, stacks=read_stacks(run.directory.paths, [job.raw_id for job in snapshot.active_jobs]))
+    stacks = read_stacks(run.directory.paths, [job.raw_id for job in snapshot.active_jobs])
+    told = replace(snapshot, training=replace(snapshot.training, stacks=stacks))
     return told, detect_all(told)
 
 

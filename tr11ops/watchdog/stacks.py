@@ -9,10 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 
-from tr11ops.base.deadline import Late, within
+from tr11ops.base.deadline import within
+from tr11ops.base.errors import Late, SchedulerError
 from tr11ops.base.observed import cause
 from tr11ops.base.units import counted
-from tr11ops.cluster.base import Job, SchedulerError
+from tr11ops.cluster.base import Job
 from tr11ops.cluster.slurm_command import follow_command
 from tr11ops.detect.finding import Finding
 from tr11ops.detect.kept_stacks import HANGING, stacks_since

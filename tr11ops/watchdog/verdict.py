@@ -5,8 +5,9 @@ RUNNING is not alive, PENDING is not waiting, silence is not absence.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from enum import StrEnum
+
+from msgspec.structs import replace
 
 from tr11ops.base.observed import Unknown
 from tr11ops.base.units import counted, duration

@@ -16,9 +16,8 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, Protocol, cast
 
-from trainer.checkpoint.commands import CheckpointUsageError
 from trainer.contract.attempt import hear_signals
-from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.errors import CheckpointError, CheckpointUsageError
 
 EXIT_FINE = 0
 EXIT_NEEDS_PERSON = 1

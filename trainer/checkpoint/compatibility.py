@@ -9,7 +9,7 @@ import torch
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from trainer.checkpoint.sharded_files import TensorPiece, tiling_fault
-from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.errors import CheckpointError
 from trainer.contract.resumable import model_fault
 
 _PRECISIONS = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.float16: "fp16"}

@@ -11,18 +11,18 @@ import math
 import zipfile
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import IO, cast
 
 import torch
 from torch.serialization import get_crc32_options, set_crc32_options
 
+from trainer.contract.record import Record
+
 _READ_BYTES = 8  # of what is written to an archive, by torch's writer
 _SMALL_BYTES = 64 << 10  # nothing but a tensor's own bytes is written in a piece larger than this
 
 
-@dataclass(frozen=True)
-class Envelope:
+class Envelope(Record):
     """The bytes before and after a tensor's own bytes in its archive."""
 
     head: bytes

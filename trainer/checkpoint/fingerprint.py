@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from trainer.contract.record import Record
 
 PIECE_ELEMENTS = 1 << 22  # numbers looked at in one go: the temporaries are a few times 32 MiB
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -17,8 +18,7 @@ _MODULUS = 1 << 64
 _COLUMNS = f"{'min':^13} {'max':^13} {'mean':^13} {'l2 norm':^12} metadata"
 
 
-@dataclass(frozen=True)
-class Fingerprint:
+class Fingerprint(Record):
     """Numbers of a tensor or of a part of it; `joined` with those of the other parts they are those of the whole.
 
     `digest`: sum over all elements of (bits x odd number made of the element's place in the whole tensor), modulo

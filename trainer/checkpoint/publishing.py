@@ -9,19 +9,20 @@ import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec import field
 from torch import Tensor
 
 from trainer.checkpoint.files import Bytes, as_bytes, make_folder, sync_folder, write_files
 from trainer.contract import checkpoints, replacing
 from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name
-from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.errors import CheckpointError, LatestStays
 from trainer.contract.files import now, write_beside
 from trainer.contract.manifest import FileEntry, Manifest, manifest_faults
+from trainer.contract.record import Record
 from trainer.contract.replacing import Report
 from trainer.contract.resumable import CURSOR_FILE, RNG, ResumeNeed, has_resumable, lack_of
 from trainer.contract.sharing import make_shared
@@ -30,12 +31,7 @@ from trainer.parallel.agreement import one_line
 Fence = Callable[[], None]  # raises when this trainer may not publish any more
 
 
-class LatestStays(Exception):
-    """Raised by a fence: what was written may have its name, and `latest` must not come to name it."""
-
-
-@dataclass(frozen=True)
-class CheckpointInfo:
+class CheckpointInfo(Record):
     """What a checkpoint says of its run.
 
     `topology`: degrees such as {"tensor": 2, "pipeline": 2, "data": 2}. `model`: facts under the card's keys, such as
@@ -49,8 +45,7 @@ class CheckpointInfo:
     job_id: str = ""
 
 
-@dataclass(frozen=True)
-class Extras:
+class Extras(Record):
     """What must survive besides the tensors.
 
     `cursor`: plain JSON values, the same on all ranks; `consumed_samples` and `consumed_tokens` must be among them.

@@ -19,7 +19,7 @@ from trainer.checkpoint.deepspeed.layout import open_deepspeed_layout
 from trainer.checkpoint.save_plan import INDEX_FILE
 from trainer.checkpoint.sharded_files import STEP_KEY, tiling_fault
 from trainer.checkpoint.source import CheckpointFacts, Part, TensorFacts, TensorSource
-from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.errors import CheckpointError
 from trainer.contract.manifest import FileEntry, Manifest, file_digest
 from trainer.contract.paths import MANIFEST_FILE
 from trainer.contract.resumable import CURSOR_FILE, OPTIMIZER, WEIGHTS, has_original_layout

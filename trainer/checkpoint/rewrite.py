@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import pickle
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
 
@@ -39,8 +38,9 @@ from trainer.checkpoint.save_plan import INDEX_FILE
 from trainer.checkpoint.sharded_files import STEP_KEY
 from trainer.checkpoint.source import Part, TensorFacts, TensorSource, read_finite
 from trainer.contract.checkpoint_names import checkpoint_name
-from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.errors import CheckpointError
 from trainer.contract.manifest import FileEntry
+from trainer.contract.record import Record
 from trainer.contract.resumable import OPTIMIZER
 
 CHUNK_BYTES = 256 << 20
@@ -102,8 +102,7 @@ def row_blocks(facts: TensorFacts, most_bytes: int) -> Iterator[tuple[tuple[int,
         yield (top, *(0 for _ in rest)), (min(height, rows - top), *rest)
 
 
-@dataclass(frozen=True)
-class _Chunk:
+class _Chunk(Record):
     """One block of one tensor: what is written at a time."""
 
     key: str

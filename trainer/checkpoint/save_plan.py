@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -28,13 +28,13 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 from trainer.checkpoint.envelopes import Envelope, Envelopes
 from trainer.checkpoint.files import Bytes, as_bytes
 from trainer.checkpoint.sharded_files import TensorPiece, tiling_fault
+from trainer.contract.record import Record
 from trainer.parallel.agreement import RankGroup
 
 INDEX_FILE = ".metadata"  # DCP's name for it
 
 
-@dataclass(frozen=True)
-class PlacedPiece:
+class PlacedPiece(Record):
     """One piece in a rank's file: which, its envelope, and the bytes of both together."""
 
     index: MetadataIndex
@@ -42,8 +42,7 @@ class PlacedPiece:
     bytes: int
 
 
-@dataclass(frozen=True)
-class FolderShare:
+class FolderShare(Record):
     """What one rank writes into one folder of a checkpoint.
 
     `file`: its name in the folder. `placed`: the pieces in the order of the file. `size`: bytes of the file, 0 when

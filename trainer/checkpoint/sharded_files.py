@@ -10,7 +10,6 @@ import math
 import warnings
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,14 +30,14 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
+from trainer.contract.record import Record
 from trainer.parallel.agreement import RankGroup
 from trainer.parallel.state import Fragment, LocalTensor, rectangles
 
 STEP_KEY = "optimizer_step"
 
 
-@dataclass(frozen=True)
-class TensorPiece:
+class TensorPiece(Record):
     """A rectangle of the logical tensor `key` (of `global_shape`) at `offsets`: a live view of what this rank holds."""
 
     key: str

@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.errors import CheckpointError
+from trainer.contract.record import Record
 from trainer.parallel.replica_check import is_finite
 from trainer.parallel.state import MASTERS, MOMENT_KINDS
 
 Part = Literal["weights", "optimizer"]
 
 
-@dataclass(frozen=True)
-class TensorFacts:
+class TensorFacts(Record):
     """Shape and dtype of one logical (whole) tensor."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
 
-@dataclass(frozen=True)
-class CheckpointFacts:
+class CheckpointFacts(Record):
     """What a checkpoint says of its run besides the tensors.
 
     `cursor`: the counters of the training (`iteration`, `consumed_samples`, `consumed_tokens`, ...). `topology`:

@@ -11,7 +11,6 @@ import json
 import shutil
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial as bind
 from itertools import chain
 from pathlib import Path
@@ -38,8 +37,10 @@ from trainer.checkpoint.save_plan import INDEX_FILE, FolderShare, plan_share
 from trainer.checkpoint.sharded_files import STEP_KEY, TensorPiece
 from trainer.contract import checkpoints
 from trainer.contract.checkpoint_names import checkpoint_name
-from trainer.contract.checkpoints import CheckpointError, Verify
+from trainer.contract.checkpoints import Verify
+from trainer.contract.errors import CheckpointError
 from trainer.contract.manifest import FileEntry, Manifest, manifest_faults
+from trainer.contract.record import Record
 from trainer.contract.replacing import Report
 from trainer.contract.resumable import (
     CURSOR_FILE,
@@ -73,8 +74,7 @@ START_ANOTHER = (
 )
 
 
-@dataclass(frozen=True)
-class SaveResult:
+class SaveResult(Record):
     """A finished save: its folder, wall seconds (all ranks wait for the slowest), bytes of all files of all ranks."""
 
     folder: Path
@@ -82,8 +82,7 @@ class SaveResult:
     bytes: int
 
 
-@dataclass(frozen=True)
-class Loaded:
+class Loaded(Record):
     """What a load returns besides the tensors that it filled.
 
     `rng` is None where this rank has no state to restore bitwise: another topology wrote the checkpoint.

@@ -12,7 +12,7 @@ from glob import escape
 from pathlib import Path
 
 from trainer.checkpoint.files import make_folder, sync_folder
-from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.errors import CheckpointError
 from trainer.contract.sharing import make_shared
 from trainer.parallel.agreement import one_line
 

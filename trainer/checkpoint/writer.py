@@ -38,9 +38,10 @@ from trainer.checkpoint.sharded_files import TensorPiece
 from trainer.checkpoint.staging import Staging, ready_staging
 from trainer.checkpoint.store import CheckpointInfo, Extras
 from trainer.contract.checkpoint_names import checkpoint_name
-from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.errors import CheckpointError
 from trainer.contract.files import host_name
 from trainer.contract.manifest import FileEntry
+from trainer.contract.record import Record
 from trainer.contract.replacing import Report
 from trainer.parallel.agreement import RankGroup, lost_a_rank
 from trainer.parallel.state import ShardedState
@@ -50,8 +51,7 @@ from trainer.parallel.state import ShardedState
 BACKGROUND_BLOCK = 64 << 20
 
 
-@dataclass(frozen=True)
-class Finished:
+class Finished(Record):
     """A save that has become a checkpoint.
 
     `seconds`: from the request until this rank heard of the end. `stall`: of these, how long the training stood
@@ -66,8 +66,7 @@ class Finished:
     waited: float
 
 
-@dataclass(frozen=True)
-class Failed:
+class Failed(Record):
     """A save that left nothing; all older checkpoints and `latest` are as before."""
 
     step: int

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from trainer.contract.errors import USAGE, Tr11Error
 from trainer.contract.record import Record
 from trainer.contract.secret_names import is_secret_name
 from trainer.contract.secret_shapes import has_secret
@@ -57,8 +58,10 @@ class Problem(Record):
         return "".join(character if character.isprintable() else " " for character in line)
 
 
-class CardError(ValueError):
+class CardError(Tr11Error, ValueError):
     """A run card that cannot be used. `problems` holds every fault found; the text is one line for each."""
+
+    exit_code = USAGE
 
     def __init__(self, source: str, problems: Iterable[Problem]):
         self.source = source

@@ -9,9 +9,13 @@ be compared before a training starts.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
+
+from msgspec import to_builtins
+
+from trainer.contract.errors import DataMismatch
+from trainer.contract.record import Record
 
 if TYPE_CHECKING:
     from trainer.config.card import TrainerConfig
@@ -32,12 +36,7 @@ MOST_SETS = 3  # that are told of by name
 _LONGEST = 60
 
 
-class DataMismatch(ValueError):
-    """The data is not what the checkpoint was trained on, and no one said that it shall be. One line."""
-
-
-@dataclass(frozen=True)
-class DataSetIdentity:
+class DataSetIdentity(Record):
     """What one data set of the mixture holds, wherever it lies.
 
     `lengths`: digest of the lengths of all sequences and of where documents begin. `tokens`: digest of the tokens, all
@@ -62,8 +61,7 @@ class DataSetIdentity:
         return "" if self.sample == now.sample else "makes other samples"
 
 
-@dataclass(frozen=True)
-class DataRecord:
+class DataRecord(Record):
     """What a cursor keeps. `samples`: (number, digest of its tokens). `sets`: in the order of the mixture.
 
     No `sets`: written by a tr11 that did not keep them.
@@ -78,7 +76,7 @@ class DataRecord:
         return {
             "facts": dict(self.facts),
             "samples": [list(sample) for sample in self.samples],
-            "sets": [asdict(one) for one in self.sets],
+            "sets": [to_builtins(one) for one in self.sets],
         }
 
     @classmethod

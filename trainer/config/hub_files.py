@@ -10,11 +10,9 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from trainer.contract.errors import HubFileError
+
 HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
-
-
-class HubFileError(ValueError):
-    """A file of the hub that is neither in the cache nor to be had. The text says what to type."""
 
 
 def is_hub_id(text: str, folder: Path) -> bool:

@@ -5,7 +5,6 @@ Standard library and the contract only, so that tools without torch can ask the 
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import re
 import shutil
@@ -15,7 +14,10 @@ from functools import partial as bind
 from pathlib import Path
 from typing import Literal
 
+from msgspec.structs import replace
+
 from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name, checkpoint_steps, read_latest
+from trainer.contract.errors import CheckpointError
 from trainer.contract.lease import Lease
 from trainer.contract.lease import refusal as kept_out
 from trainer.contract.manifest import FileEntry, Manifest, manifest_faults
@@ -37,35 +39,9 @@ Verify = Literal["digests", "sizes"]
 # What a file system refuses whoever asks: there is no room.
 _EVERYONES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENAMETOOLONG})
 # What a node meets whose way to the file system is broken, whatever file it asks for.
-_NO_ACCESS = frozenset(
-    {errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ESHUTDOWN, errno.EREMOTEIO, errno.ETIMEDOUT, errno.EHOSTDOWN}
-)
 
 _PARTIAL = re.compile(r"\.(global_step\d+)\.partial-.+")
 _HALF_WRITTEN = re.compile(rf"\.{LATEST_FILE}\..+")  # what write_atomically had not yet renamed
-
-
-class CheckpointError(ValueError):
-    """A checkpoint that cannot be written, found or loaded: one line with what, where, the rule and the fix."""
-
-
-class NodeFilesError(CheckpointError):
-    """The file system refused some nodes what it gave others at the same moment, in the same folder.
-
-    `failed` and `served`: the nodes' names. `codes`: the errors of the operating system.
-    """
-
-    def __init__(self, text: str, failed: Sequence[str], served: Sequence[str], codes: Sequence[int]) -> None:
-        super().__init__(text)
-        self.failed = tuple(failed)
-        self.served = tuple(served)
-        self.codes = tuple(codes)
-
-    @property
-    def node_without_access(self) -> str:
-        """The one node that does not reach the files; "" where there are several, or it is a file that is missing."""
-        is_access = all(code in _NO_ACCESS for code in self.codes)
-        return self.failed[0] if len(self.failed) == 1 and is_access else ""
 
 
 def refusal_code(error: BaseException) -> int | None:
@@ -142,7 +118,7 @@ def verify_share(folder: Path, manifest: Manifest, rank: int, world: int) -> lis
 
     `folder` is the checkpoint's own. Files are dealt so that every rank reads about as many bytes.
     """
-    return manifest_faults(folder, dataclasses.replace(manifest, files=_share(manifest.files, rank, world)), True)
+    return manifest_faults(folder, replace(manifest, files=_share(manifest.files, rank, world)), True)
 
 
 def _share(files: tuple[FileEntry, ...], rank: int, world: int) -> tuple[FileEntry, ...]:

@@ -7,11 +7,11 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, field
 from pathlib import Path
 from statistics import median
 
 from trainer.contract.attempt import AttemptIdentity, tell
+from trainer.contract.documents import document
 from trainer.contract.files import host_name, write_unflushed
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
@@ -55,7 +55,7 @@ class ComputeTimes(Record):
     time: float
     iteration: int
     steps: int
-    seconds: Mapping[str, float] = field(hash=False)
+    seconds: Mapping[str, float]
     longest: float | None = None
     stage: int | None = None
     part: int | None = None
@@ -173,7 +173,7 @@ class ComputeRecord:
             round(median(self._early), 6) if len(self._early) == USUAL_STEPS else None, tuple(self._windows),
         )  # fmt: skip
         try:
-            write_unflushed(self._path, asdict(found), os.getpid())
+            write_unflushed(self._path, document(found), os.getpid())
         except OSError as error:
             if not self._complained:
                 tell(f"tr11: compute times cannot be written: {error}")

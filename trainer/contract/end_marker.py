@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainer.contract.files import read_record
+from trainer.contract.documents import read_record
 from trainer.contract.record import Record
 
 
@@ -29,7 +29,7 @@ class EndMarker(Record):
     @classmethod
     def read(cls, path: Path) -> EndMarker | None:
         """The marker in `path`, or None when absent. Raises ValueError when it is malformed."""
-        return read_record(cls, path)
+        return read_record(cls, path, "an end marker")
 
 
 END_REASONS = {

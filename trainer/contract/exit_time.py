@@ -6,10 +6,10 @@ only.
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 
-from trainer.contract.files import read_record, write_json
+from trainer.contract.documents import document, read_record
+from trainer.contract.files import write_json
 from trainer.contract.record import Record
 
 
@@ -22,11 +22,11 @@ class ExitTime(Record):
     @classmethod
     def read(cls, path: Path) -> ExitTime | None:
         """The exit time in `path`, None when absent. Raises ValueError when it is malformed, OSError."""
-        found = read_record(cls, path)
+        found = read_record(cls, path, "how long exits take")
         if found is not None and not (found.time is None or isinstance(found.time, (int, float))):
             raise ValueError(f"{path} has no time: {found.time!r}")
         return found
 
     def write(self, path: Path) -> None:
         """Raises OSError as the file system does."""
-        write_json(path, asdict(self))
+        write_json(path, document(self))

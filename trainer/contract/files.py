@@ -12,13 +12,11 @@ import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from trainer.contract import state_file
 from trainer.contract.sharing import make_shared, open_shared
-from trainer.contract.state_file import DamagedFile, read_json
 
 
 def write_atomically(path: Path, text: str, mode: int = 0o664) -> None:
@@ -70,18 +68,6 @@ def write_unflushed(path: Path, value: Mapping[str, Any], pid: int) -> None:
     with os.fdopen(open_shared(temporary, os.O_WRONLY | os.O_TRUNC), "w", encoding="utf-8") as stream:
         stream.write(json.dumps(value))
     state_file.put_in_place(temporary, path)
-
-
-def read_record(cls: Any, path: Path) -> Any:
-    """The dataclass `cls` from its JSON file; None where there is none. Raises ValueError when it is malformed."""
-    value = read_json(path)
-    if value is None:
-        return None
-    names = {entry.name for entry in fields(cls)}
-    try:
-        return cls(**{key: item for key, item in value.items() if key in names})
-    except TypeError as error:
-        raise DamagedFile(path, f"is not a {cls.__name__}: {error}") from None
 
 
 def now() -> float:

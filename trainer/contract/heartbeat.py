@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 
-from trainer.contract.files import read_record, write_unflushed
+from trainer.contract.documents import document, read_record
+from trainer.contract.files import write_unflushed
 from trainer.contract.record import Record
 
 
@@ -28,9 +28,9 @@ class Heartbeat(Record):
     @classmethod
     def read(cls, path: Path) -> Heartbeat | None:
         """The heartbeat in `path`, or None when absent. Raises ValueError when it is malformed."""
-        return read_record(cls, path)
+        return read_record(cls, path, "a heartbeat")
 
 
 def write_heartbeat(path: Path, heartbeat: Heartbeat) -> None:
     """Replace one rank's heartbeat. Not flushed to disk: it is worth nothing after a power cut."""
-    write_unflushed(path, asdict(heartbeat), heartbeat.pid)
+    write_unflushed(path, document(heartbeat), heartbeat.pid)

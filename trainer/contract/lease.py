@@ -23,7 +23,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from trainer.contract.checkpoint_names import LATEST_FILE
+from trainer.contract.errors import LeaseLost
 from trainer.contract.files import host_name, login_name
 from trainer.contract.numbered_files import NumberedFiles
 from trainer.contract.paths import RunPaths
@@ -36,10 +39,6 @@ LOOK_SECONDS = 0.25  # between two looks of a newcomer
 LIVING_SECONDS = 15.0  # for who looks once: a holder renewed its claim within this time
 LARGEST_CLAIM = 65536  # bytes
 KEPT_CLAIMS = 8  # older ones are removed
-
-
-class LeaseLost(ValueError):
-    """This trainer does not hold the lease any more: it must not publish anything. One line."""
 
 
 class LeaseClaim(Record):
@@ -337,7 +336,7 @@ class Lease:
                 self._look()
 
     def _claim(self, epoch: int) -> bool:
-        claim = LeaseClaim(**{**self.me.__dict__, "epoch": epoch})
+        claim = replace(self.me, epoch=epoch)
         if not self.folder.claim(epoch, claim) or not self.folder.is_newest(epoch):
             return False
         self.me = claim

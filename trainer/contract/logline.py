@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 from trainer.contract.record import Record
@@ -44,7 +43,7 @@ class StepRecord(Record):
 
     def values(self) -> dict[str, Any]:
         """Every number by its key in `metrics.jsonl`; another loss is NAME_loss."""
-        found = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "other_losses"}
+        found = {name: getattr(self, name) for name in self.__struct_fields__ if name != "other_losses"}
         return found | {f"{name}{LOSS_SUFFIX}": loss for name, loss in self.other_losses}
 
 

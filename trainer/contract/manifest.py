@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict, field
 from pathlib import Path
 from typing import Any
 
+from msgspec import field
+
+from trainer.contract.documents import document
+from trainer.contract.errors import NewerFormat
 from trainer.contract.files import write_json
 from trainer.contract.paths import MANIFEST_FILE
 from trainer.contract.record import Record
@@ -20,10 +23,6 @@ STAND_IN = "stand-in"  # in `Manifest.versions` of what a rehearsal saved
 
 
 DIGEST_ALGORITHM = "sha256"
-
-
-class NewerFormat(ValueError):
-    """A file of a newer tr11: this one cannot judge it. One line."""
 
 
 class FileEntry(Record):
@@ -61,7 +60,7 @@ class Manifest(Record):
 
     def write(self, folder: Path) -> None:
         """Write the manifest into the checkpoint's folder. Call it when every other file is on disk."""
-        write_json(folder / MANIFEST_FILE, asdict(self))
+        write_json(folder / MANIFEST_FILE, document(self))
 
     @classmethod
     def read(cls, folder: Path) -> Manifest | None:

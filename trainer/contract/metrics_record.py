@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -109,7 +108,7 @@ class MetricsRecord(NamedTuple):
         return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
-_MEASURED = tuple(entry.name for entry in fields(StepRecord) if entry.name != "other_losses")
+_MEASURED = tuple(name for name in StepRecord.__struct_fields__ if name != "other_losses")
 
 
 def parse_record(line: str | bytes) -> MetricsRecord | None:

@@ -8,16 +8,19 @@ Each checkpoint's cursor holds it too, from which the record is made again where
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from trainer.contract.checkpoint_names import checkpoint_name
+from trainer.contract.documents import document
+from trainer.contract.errors import DamagedFile
 from trainer.contract.files import write_json
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
 from trainer.contract.sharing import make_shared
-from trainer.contract.state_file import DamagedFile, read_json
+from trainer.contract.state_file import read_json
 
 ORIGIN_KEY = "origin"  # of a cursor
 
@@ -59,7 +62,7 @@ class Origin(Record):
     def write(self, paths: RunPaths) -> None:
         """Keep it as the origin of the variant whose paths these are. Raises OSError as the file system does."""
         make_shared(paths.origin.parent)
-        write_json(paths.origin, asdict(self))
+        write_json(paths.origin, document(self))
 
     @classmethod
     def read(cls, paths: RunPaths) -> Origin | None:
@@ -81,7 +84,7 @@ class Origin(Record):
     def of(cls, value: Mapping[str, Any]) -> Origin | None:
         """The origin from its JSON values; None for what is none."""
         try:
-            found = cls(**{entry.name: value[entry.name] for entry in fields(cls) if entry.name in value})
+            found = cls(**{name: value[name] for name in cls.__struct_fields__ if name in value})
         except TypeError:
             return None
         texts = (found.folder, found.run, found.job_id)

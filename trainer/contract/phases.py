@@ -12,9 +12,9 @@ import json
 import math
 import os
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 
+from trainer.contract.documents import document
 from trainer.contract.record import Record
 from trainer.contract.sharing import make_shared, open_shared
 from trainer.contract.state_file import read_bytes
@@ -51,7 +51,7 @@ class PhaseWriter:
         if phase == self._phase:
             return
         self._phase = phase
-        line = json.dumps(asdict(PhaseRecord(now, phase, iteration, self._launch))) + "\n"
+        line = json.dumps(document(PhaseRecord(now, phase, iteration, self._launch))) + "\n"
         try:
             self._append(line.encode())
         except OSError as error:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from msgspec import field
+
 from trainer.contract.checkpoint_names import checkpoint_name, checkpoint_step
+from trainer.contract.documents import document
 from trainer.contract.files import write_json
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
@@ -60,8 +62,7 @@ class RollBack(Record):
         )
 
 
-@dataclass(frozen=True, order=True)
-class IterationRange:
+class IterationRange(Record, order=True):
     """Iterations `first` to `last`, both included, counted from 1 as the log does."""
 
     first: int
@@ -194,7 +195,7 @@ def write_recovery(paths: RunPaths, record: RecoveryRecord) -> None:
     variants[paths.variant] = [_entry(event) for event in record.events]
     pending.pop(paths.variant, None)
     if record.pending is not None:
-        pending[paths.variant] = asdict(record.pending)
+        pending[paths.variant] = document(record.pending)
     write_json(path, {"schema": SCHEMA, "variants": variants, **({"pending": pending} if pending else {})})
 
 
@@ -217,7 +218,7 @@ def _entry(event: RecoveryEvent) -> dict[str, Any]:
     """As JSON, which has no NaN: numbers that are not finite are written as text."""
     return {
         key: item if not isinstance(item, float) or math.isfinite(item) else str(item)
-        for key, item in asdict(event).items()
+        for key, item in document(event).items()
     }
 
 

@@ -20,13 +20,14 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
 from trainer.contract.attempt import tell
+from trainer.contract.documents import document
 from trainer.contract.files import host_name, write_json
 from trainer.contract.paths import RunPaths
+from trainer.contract.record import Record
 from trainer.contract.state_file import read_json
 
 Kind = Literal["kill", "kill-now", "checkpoint", "pause", "profile", "operations", "compute-check"]
@@ -38,8 +39,7 @@ NO_RANK = -1  # a profile's, where what it says is no rank
 WATCH_SECONDS = 1.0
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(Record):
     """One request. `id`: 1 to 2**31 - 1, so that the ranks can tell each other. `directory`: the run that is meant.
 
     `exempt` is the attempt (a job's number) that a pause lets train to its end. `steps` and `rank`: of a profile.
@@ -58,7 +58,7 @@ class Request:
 
     def write(self, path: Path) -> None:
         """Make the request, in one step. Raises OSError as the file system does."""
-        write_json(path, asdict(self))
+        write_json(path, document(self))
 
     def __str__(self) -> str:
         by = f"{self.who} on {self.host}" if self.who and self.host else self.who or "someone, by hand"
@@ -76,7 +76,7 @@ def read_request(path: Path, kind: Kind) -> Request | None:
         return None
     try:
         value = read_json(path) or {}
-        known: dict[str, Any] = {entry.name: value[entry.name] for entry in fields(Request) if entry.name in value}
+        known: dict[str, Any] = {name: value[name] for name in Request.__struct_fields__ if name in value}
         request = Request(**{"kind": kind, **known})
     except (OSError, ValueError, TypeError):
         return Request(kind)
@@ -85,7 +85,7 @@ def read_request(path: Path, kind: Kind) -> Request | None:
         "steps": _number(request.steps, 0),
         "rank": _number(request.rank, NO_RANK),
     }
-    return Request(**{**asdict(request), **numbers, "kind": request.kind if request.kind in KINDS else kind})
+    return Request(**{**document(request), **numbers, "kind": request.kind if request.kind in KINDS else kind})
 
 
 def _number(value: object, otherwise: int) -> int:
@@ -99,8 +99,7 @@ def pause_of(paths: RunPaths, job_id: str) -> Request | None:
     return None if request is None or (request.exempt and request.exempt == job_id) else request
 
 
-@dataclass(frozen=True)
-class ProfileAsk:
+class ProfileAsk(Record):
     """A profile, as all ranks know of it."""
 
     id: int
@@ -108,8 +107,7 @@ class ProfileAsk:
     rank: int
 
 
-@dataclass(frozen=True)
-class RequestAnswer:
+class RequestAnswer(Record):
     """What became of a request: `step` is the checkpoint's, the last profiled or the checked one; None where there is
     none, or where results differ.
     """
@@ -135,7 +133,7 @@ class RequestAnswer:
 def leave_answer(paths: RunPaths, answer: RequestAnswer) -> None:
     """Write the answer for who asked. A file system that refuses it is said: the training goes on."""
     try:
-        write_json(paths.answer(answer.id), asdict(answer))
+        write_json(paths.answer(answer.id), document(answer))
     except OSError as error:
         tell(f"tr11: the answer to a request could not be written: {error}")
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from msgspec import field
+
 from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name, checkpoint_steps, read_latest
-from trainer.contract.manifest import FileEntry, Manifest, NewerFormat, manifest_faults
+from trainer.contract.errors import NewerFormat
+from trainer.contract.manifest import FileEntry, Manifest, manifest_faults
 from trainer.contract.paths import MANIFEST_FILE, RunPaths
 from trainer.contract.record import Record
 from trainer.contract.state_file import read_bytes, read_json

@@ -11,8 +11,9 @@ import json
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name, checkpoint_steps, read_latest
 from trainer.contract.files import append_line, now, write_atomically

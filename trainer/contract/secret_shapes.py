@@ -29,7 +29,7 @@ _VALUE = r"[^\s\"',;&<>(){}\[\]]"
 _ASSIGNED = r"[\"']?\s{0,3}[=:]\s{0,3}[\"']?"
 
 
-class SecretShape(Record):
+class SecretShape(Record, dict=True):
     """One kind of secret. `kind` is what a person reads.
 
     `entropy`: bits a character below which what fits is none: a word, a placeholder. Where the expression has a group

@@ -17,17 +17,10 @@ import time
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from trainer.contract.errors import DamagedFile
+
 LARGEST_BYTES = 64 << 20  # of any state file; the largest are manifests of thousands of files
 _FOR_GOOD = frozenset({errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EFBIG, errno.EINVAL})
-
-
-class DamagedFile(ValueError):
-    """A state file is there and is not what belongs there. One line: its path, and what is wrong with it."""
-
-    def __init__(self, path: Path, what: str) -> None:
-        super().__init__(f"{path} {what}")
-        self.path = path
-        self.what = what
 
 
 def is_damage(error: OSError) -> bool:

@@ -9,13 +9,15 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from trainer.contract.attempt import AttemptIdentity, tell
 from trainer.contract.exit_time import ExitTime
 from trainer.contract.lease import Lease
 from trainer.contract.paths import RunPaths
+from trainer.contract.record import Record
 from trainer.contract.requests import (
     BY_HAND,
     LARGEST_NUMBER,
@@ -38,8 +40,7 @@ WITHOUT_SAVING = 2  # a kill switch that asks for the end at once
 EXIT_TIME_SECONDS = 2.0  # between two looks at when the attempt leaves by the clock
 
 
-@dataclass(frozen=True)
-class Agreed:
+class Agreed(Record):
     """What all ranks do next. `save`: at the next chance; `waits`: some rank's data are not here yet.
 
     `check`: the number of a request to check the arithmetic, 0 for none.

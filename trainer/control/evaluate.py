@@ -10,7 +10,6 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Protocol
@@ -20,11 +19,12 @@ import torch
 import torch.distributed as dist
 
 from trainer.config.card import CardError, TrainerConfig, load_trainer_config
-from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.documents import document
+from trainer.contract.errors import CheckpointError, DataError
 from trainer.contract.files import write_json
 from trainer.contract.logline import perplexity_of
+from trainer.contract.record import Record
 from trainer.control.resume import load_weights
-from trainer.data.errors import DataError
 from trainer.data.rows import MicroBatch, NextTokenRow, RowFormat
 from trainer.data.samples import open_samples
 from trainer.engine import Engine, init_distributed
@@ -48,8 +48,7 @@ class Windows(Protocol):
     def read(self, index: int, out: np.ndarray) -> None: ...
 
 
-@dataclass(frozen=True)
-class TokenWindows:
+class TokenWindows(Record):
     """Windows from an integer array [n, sequence_length + 1]."""
 
     tokens: np.ndarray
@@ -66,8 +65,7 @@ class TokenWindows:
         out[:] = self.tokens[index]
 
 
-@dataclass(frozen=True)
-class Evaluation:
+class Evaluation(Record):
     """What an evaluation found. `loss`: mean over the windows, in nats per token; `losses`: one per window.
 
     `parts`: means of the losses of which it is the sum, and of scores, for a family that has them; `perplexity` is then
@@ -165,7 +163,7 @@ def run(options: argparse.Namespace) -> None:
             str(options.checkpoint), step, source, count, count * length, mean.loss, perplexity,
             mesh.degrees(), time.perf_counter() - began, [one.loss for one in measured], mean.parts,
         )  # fmt: skip
-        write_json(options.output, asdict(found))
+        write_json(options.output, document(found))
     engine.close()
 
 
@@ -215,8 +213,7 @@ def _default_count(config: TrainerConfig) -> int:
     return config.evaluation.iterations * config.batch.global_batch_size
 
 
-@dataclass(frozen=True)
-class _NoWindows:
+class _NoWindows(Record):
     """What a rank of an inner stage reads: nothing."""
 
     row: RowFormat

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-from trainer.contract.checkpoints import CheckpointError, NodeFilesError
+from trainer.contract.errors import CheckpointError, NodeFilesError
+from trainer.contract.record import Record
 
 ENOUGH = 2  # saves in a row: one may be a hiccup, and two are facts that do not depend on each other
 
 
-@dataclass(frozen=True)
-class FailedSaves:
+class FailedSaves(Record):
     """The saves in a row that one node alone could not write; others wrote to the same folder at the same time.
 
     `node` is "" where the last save did not fail, or not on one node alone. `why`: the last fault.

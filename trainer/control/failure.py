@@ -5,10 +5,8 @@ from __future__ import annotations
 import traceback
 
 from trainer.config.card import CardError
-from trainer.contract.checkpoints import CheckpointError, NodeFilesError
-from trainer.data.errors import DataError, LostWorkerError
+from trainer.contract.errors import CheckpointError, DataError, LostWorkerError, NodeFilesError, NotFiniteError
 from trainer.parallel.agreement import LostRanksError, lost_a_rank
-from trainer.spikes.detect import NotFiniteError
 
 REFUSALS = (CardError, CheckpointError, DataError)
 SAY_ALL = (NotFiniteError, LostRanksError)

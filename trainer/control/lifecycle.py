@@ -14,25 +14,25 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 from trainer.contract.attempt import STOP_SIGNALS, AttemptIdentity, tell
-from trainer.contract.checkpoints import NodeFilesError
+from trainer.contract.documents import document
 from trainer.contract.end_marker import EndMarker
+from trainer.contract.errors import NodeFilesError
 from trainer.contract.files import host_name, write_json
 from trainer.contract.heartbeat import Heartbeat, write_heartbeat
 from trainer.contract.paths import RunPaths
 from trainer.contract.phases import PhaseWriter
+from trainer.contract.record import Record
 
 HEARTBEAT_SECONDS = 1.0
 
 
-@dataclass(frozen=True)
-class StopConditions:
+class StopConditions(Record):
     """The stop conditions of one attempt. `start_time` is the earliest rank's start, seconds since the epoch."""
 
     kill_switch: Path
@@ -48,8 +48,7 @@ class StopConditions:
         return self.start_time + 60 * self.exit_duration_minutes
 
 
-@dataclass(frozen=True)
-class StopDecision:
+class StopDecision(Record):
     """Why the training stops now, and the line that says so in the log. `save`: whether to save first.
 
     `node`: the one at fault for it.
@@ -217,7 +216,7 @@ def write_end_marker(
         launch=attempt.launch,
         node=node,
     )
-    write_json(paths.end_marker(attempt.job_id), asdict(marker))
+    write_json(paths.end_marker(attempt.job_id), document(marker))
     return marker
 
 

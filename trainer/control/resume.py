@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec import field
+from msgspec.structs import replace
 
 from trainer.checkpoint import randomness, store
 from trainer.checkpoint.deepspeed.collective import load_deepspeed
 from trainer.checkpoint.store import CheckpointInfo
 from trainer.config.card import TrainerConfig
 from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name, checkpoint_step
-from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.errors import CheckpointError
 from trainer.contract.files import now
 from trainer.contract.origin import ORIGIN_KEY, Origin, lineage_before, run_of_checkpoints
+from trainer.contract.record import Record
 from trainer.contract.resumable import OPTIMIZER_SUMS, foreign_step, has_original_layout, model_facts
 from trainer.engine import Engine
 from trainer.parallel.agreement import RankGroup
@@ -29,8 +31,7 @@ from trainer.schedule.start import StartSource, agreed_settings, loaded_source, 
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class ResumePosition:
+class ResumePosition(Record):
     """Where the training stands, and the learning rate that it follows. `own_step`: this run's checkpoint, if any.
 
     `place` and `cursor`: the checkpoint that was loaded and goes on; None and empty where all begins at zero. `origin`:

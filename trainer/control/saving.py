@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from trainer.checkpoint import randomness
@@ -15,7 +14,8 @@ from trainer.checkpoint.store import Extras
 from trainer.checkpoint.writer import AsyncSaver, Failed, Finished, Outcome
 from trainer.config.card import TrainerConfig
 from trainer.config.data_match import CURSOR_KEY
-from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.documents import document
+from trainer.contract.errors import CheckpointError, NotFiniteError
 from trainer.contract.metrics_record import SAVE_FAILED
 from trainer.contract.origin import ORIGIN_KEY, Origin
 from trainer.contract.resumable import OPTIMIZER_SUMS
@@ -28,7 +28,6 @@ from trainer.parallel.state import ShardedState
 from trainer.schedule.learning_rate import LearningRatePlan
 from trainer.schedule.progress import Progress
 from trainer.schedule.start import optimizer_facts
-from trainer.spikes.detect import NotFiniteError
 
 
 class Saver:
@@ -185,13 +184,13 @@ class Saver:
     def _extras(self, progress: Progress, plan: LearningRatePlan) -> Extras:
         sums = self._engine.optimizer_sums()
         cursor = {
-            **asdict(progress),
+            **document(progress),
             "schedule": plan.facts(),
             "optimizer": optimizer_facts(self._config),
             "loss_scaler": self._engine.scaler_state(),
             **({OPTIMIZER_SUMS: sums} if sums else {}),
             **({CURSOR_KEY: self._data} if self._data is not None else {}),
-            **({ORIGIN_KEY: asdict(self._origin)} if self._origin is not None else {}),
+            **({ORIGIN_KEY: document(self._origin)} if self._origin is not None else {}),
         }
         return Extras(cursor=cursor, rng=randomness.capture() if self._config.checkpoint.save_random_state else {})
 

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from types import FrameType
 
 from trainer.contract.attempt import hear_signals
-from trainer.data.command_line import DataUsageError
-from trainer.data.errors import DataError
+from trainer.contract.errors import DataError, DataUsageError
 
 EXIT_FINE = 0
 EXIT_NEEDS_PERSON = 1

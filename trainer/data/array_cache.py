@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from trainer.contract.errors import DataError
 from trainer.contract.files import write_json
 from trainer.contract.manifest import file_digest
 from trainer.contract.sharing import make_shared
 from trainer.contract.state_file import read_json
-from trainer.data.errors import DataError, explain_os_errors
+from trainer.data.errors import explain_os_errors
 
 # How long a process that did not compute them waits for the files to appear: shared file systems show them late.
 APPEARANCE_SECONDS = 30.0

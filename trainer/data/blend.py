@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainer.data.errors import DataError
+from trainer.contract.errors import DataError
 from trainer.data.greedy import FloatArray, advance
 from trainer.data.groups import parse_number
 

@@ -12,17 +12,19 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import to_builtins
 
+from trainer.contract.errors import DataError
+from trainer.contract.record import Record
 from trainer.data.check_rules import DocumentLimits, find_storms, outside
 from trainer.data.duplicates import DIGEST_BYTES, DigestStore
 from trainer.data.end_tokens import EFFECT, FIX
-from trainer.data.errors import DataError
 from trainer.data.indexed import IndexedDataset
 from trainer.data.lines import MAX_LINE_MIB, MIB, PIECE_BYTES, BadLine, LineBlock, piece_size, read_pieces, texts_of
 from trainer.data.pool import PIECES_IN_FLIGHT, map_in_order
@@ -35,8 +37,7 @@ UNREADABLE, EMPTY, OVERLONG, STORM, FOREIGN, DUPLICATE, BAD_LINE, END_TOKEN = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class DataFinding:
+class DataFinding(Record):
     """One example of what was found: in which data set, at which document or line (from 0; lines from 1)."""
 
     kind: str
@@ -45,8 +46,7 @@ class DataFinding:
     detail: str
 
 
-@dataclass(frozen=True)
-class CheckReport:
+class CheckReport(Record):
     """What a check found. `counts`: documents of each kind of finding; `examples`: the first few of each."""
 
     sources: tuple[str, ...]
@@ -62,8 +62,7 @@ class CheckReport:
         return not self.counts
 
 
-@dataclass(frozen=True)
-class Examined:
+class Examined(Record):
     """What one piece of a source holds. `numbers` and `digests` are of its documents that are not empty."""
 
     source: int
@@ -133,8 +132,7 @@ def _examine(
 
 
 # -------------------------------------------------------------------------------------------------------------- pairs
-@dataclass(frozen=True)
-class _PairState:
+class _PairState(Record):
     pairs: dict[int, IndexedDataset]
     limits: DocumentLimits
     vocabulary_size: int | None
@@ -221,8 +219,7 @@ def check_pairs(
 
 
 # ----------------------------------------------------------------------------------------------------------- raw text
-@dataclass(frozen=True)
-class _RawState:
+class _RawState(Record):
     source: int
     json_key: str
     limits: DocumentLimits
@@ -323,7 +320,7 @@ def _duplicate(sources: tuple[str, ...], first: tuple[int, int], others: tuple[t
 
 def as_result(report: CheckReport) -> dict[str, Any]:
     """The report as one JSON object."""
-    return {"clean": report.clean, **json.loads(json.dumps(asdict(report)))}
+    return {"clean": report.clean, **json.loads(json.dumps(to_builtins(report)))}
 
 
 def describe_check(result: dict[str, Any]) -> str:

@@ -5,18 +5,18 @@ Documents are laid end to end in one array; `starts` are where they begin, ascen
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from trainer.contract.record import Record
+
 Symbols = npt.NDArray[Any]
 Starts = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class DocumentLimits:
+class DocumentLimits(Record):
     """Beyond which a document is reported. Lengths in symbols.
 
     A storm is a document of at least `storm_length` of which more than half is one symbol, or one that holds the same
@@ -28,8 +28,7 @@ class DocumentLimits:
     longest: int = 1_000_000
 
 
-@dataclass(frozen=True)
-class Storm:
+class Storm(Record):
     """A document that mostly is, or for a long stretch is, one symbol."""
 
     document: int

@@ -6,11 +6,9 @@ import argparse
 import re
 from typing import Any
 
+from trainer.contract.errors import DataUsageError
+
 Commands = Any  # argparse's sub-parsers, whose type is private
-
-
-class DataUsageError(Exception):
-    """Options that cannot be meant; the text is one line."""
 
 
 def positive(text: str) -> int:

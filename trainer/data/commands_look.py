@@ -6,16 +6,17 @@ import argparse
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from msgspec import to_builtins
+
+from trainer.contract.errors import DataError, DataUsageError
 from trainer.data.check import as_result, check_pairs, check_raw, describe_check
 from trainer.data.check_rules import DocumentLimits
-from trainer.data.command_line import Commands, DataUsageError, count, inclusive_range, positive
+from trainer.data.command_line import Commands, count, inclusive_range, positive
 from trainer.data.commands_make import add_line_limit, add_tokenizer_options, tokenizer_spec
 from trainer.data.end_tokens import spelled_end_tokens
-from trainer.data.errors import DataError
 from trainer.data.indexed import bin_path
 from trainer.data.inspect import Inspection, Peek, describe, inspect_pair
 from trainer.data.progress import progress_bar, say
@@ -81,7 +82,7 @@ def add_commands(commands: Commands) -> None:
 def show_pair(options: argparse.Namespace) -> dict[str, Any]:
     """Describe a pair."""
     tokenizer = load_tokenizer(options.tokenizer) if options.tokenizer is not None else None
-    return asdict(inspect_pair(options.prefix, tokenizer, options.sequences))
+    return to_builtins(inspect_pair(options.prefix, tokenizer, options.sequences))
 
 
 def _inspection(result: dict[str, Any]) -> str:
@@ -158,7 +159,7 @@ def show_text(options: argparse.Namespace) -> dict[str, Any]:
     name = wanted.roles["train"][0]
     source = plan_data(config, wanted)[name].open()
     samples = read_samples(config, source, first, last, replicas=options.replicas, tokenizer=tokenizer)
-    return {"first": first, "last": last, "samples": [asdict(sample) for sample in samples]}
+    return {"first": first, "last": last, "samples": [to_builtins(sample) for sample in samples]}
 
 
 def _texts(result: dict[str, Any]) -> str:
@@ -195,7 +196,7 @@ def make_probabilities(options: argparse.Namespace) -> dict[str, Any]:
     ratios = sampling_probabilities(options.prefixes, options.alpha)
     if options.output is not None:
         write_ratios(ratios, options.output)
-    return {"alpha": options.alpha, "ratios": [asdict(ratio) for ratio in ratios]}
+    return {"alpha": options.alpha, "ratios": [to_builtins(ratio) for ratio in ratios]}
 
 
 def _probabilities(result: dict[str, Any]) -> str:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from msgspec import to_builtins
 from rich.progress import Progress
 
+from trainer.contract.errors import DataError, DataUsageError, InputFault
 from trainer.data.blend import parse_split
-from trainer.data.command_line import Commands, DataUsageError, count, positive
+from trainer.data.command_line import Commands, count, positive
 from trainer.data.corpus import DEFAULT_MIN_BYTES, build_corpus, record_path
 from trainer.data.end_tokens import end_token_warning
-from trainer.data.errors import DataError, InputFault, explain_os_errors
+from trainer.data.errors import explain_os_errors
 from trainer.data.indexed import IndexedDataset
 from trainer.data.learn_tokenizer import (
     LearntType,
@@ -149,7 +150,7 @@ def make_corpus(options: argparse.Namespace) -> dict[str, Any]:
         bar.update(task, completed=report.text_bytes, total=report.text_bytes)
     if report.already_complete:
         say(f"{options.out} is complete already ({report.text_bytes:,} bytes of text); --force builds it again")
-    return asdict(report)
+    return to_builtins(report)
 
 
 def _tell_of_interruption(record: Path) -> None:
@@ -253,7 +254,7 @@ def make_pair(options: argparse.Namespace) -> dict[str, Any]:
     warning = end_token_warning(report.end_token, report.documents_with_end_token, report.end_token_lines)
     if warning is not None:
         say(f"tr11 data: WARNING: {options.input}: {warning}")
-    return asdict(report)
+    return to_builtins(report)
 
 
 def _teller(bar: Progress) -> Callable[[str], None]:

@@ -17,12 +17,15 @@ import tempfile
 import tokenize
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import asdict
+
+from trainer.contract.errors import DataError
+from trainer.contract.record import Record
 from trainer.contract.sharing import make_shared
-from trainer.data.errors import DataError, explain_os_errors
+from trainer.data.errors import explain_os_errors
 from trainer.data.made import begin_record, check_replaceable, end_record, recorded
 
 DEFAULT_MIN_BYTES = 20_000_000
@@ -34,16 +37,14 @@ TEST_FOLDERS = {"test", "tests", "idle_test"}
 LEFT_OUT = re.compile(r"(^|/)(__pycache__|pydoc_data|site-packages|dist-packages|lib2to3)(/|$)|(^|/)_sysconfigdata")
 
 
-@dataclass(frozen=True)
-class Document:
+class Document(Record):
     """One text, and where it comes from: `topics/NAME`, or a file of a library with `#docstrings` or `#code`."""
 
     text: str
     source: str
 
 
-@dataclass(frozen=True)
-class CorpusReport:
+class CorpusReport(Record):
     """What a finished corpus holds: counts, UTF-8 bytes of text by origin, and what was left out."""
 
     path: str
@@ -197,7 +198,7 @@ def build_corpus(
     report = CorpusReport(
         str(output), len(chosen), gathered, output.stat().st_size, dict(sorted(origins.items())), duplicates, unreadable
     )
-    end_record(record, request, vars(report))
+    end_record(record, request, asdict(report))
     return report
 
 
@@ -217,7 +218,7 @@ def _write_lines(output: Path, documents: list[Document]) -> None:
         try:
             with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
                 for document in documents:
-                    stream.write(json.dumps(vars(document), ensure_ascii=False) + "\n")
+                    stream.write(json.dumps(asdict(document), ensure_ascii=False) + "\n")
                 stream.flush()
                 os.fsync(stream.fileno())
             temporary.chmod(0o664)

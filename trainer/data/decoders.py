@@ -6,9 +6,10 @@ import lzma
 import sys
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol, cast
+
+from trainer.contract.record import Record
 
 XZ_MEMORY_LIMIT = 256 << 20  # bytes that a decoder may take; the strongest usual setting, -9, takes 65 MiB
 ZSTD_SKIPPABLE = tuple(bytes([0x50 + n]) + b"\x2a\x4d\x18" for n in range(16))
@@ -65,8 +66,7 @@ def _zstd_decoder() -> Decoder:
     return cast(Decoder, _zstd().ZstdDecompressor())
 
 
-@dataclass(frozen=True)
-class Compression:
+class Compression(Record):
     """A kind of compression: its name, the ends of names of its files, how its members begin, and its tools."""
 
     name: str

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
@@ -12,6 +11,7 @@ from typing import BinaryIO, Self
 import numpy as np
 import numpy.typing as npt
 
+from trainer.contract.record import Record
 from trainer.data.errors import explain_os_errors
 
 DIGEST_BYTES = 16
@@ -20,8 +20,7 @@ RECORD = np.dtype([("high", "<u8"), ("low", "<u8"), ("source", "<u4"), ("documen
 KEPT_RECORDS = 4096  # of each bucket, before they are written
 
 
-@dataclass(frozen=True)
-class Copies:
+class Copies(Record):
     """Documents that are equal: the first of them, and the others, as (number of the source, number in it)."""
 
     first: tuple[int, int]

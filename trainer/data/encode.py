@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import field
 
+from trainer.contract.record import Record
 from trainer.data.indexed import dtype_for_vocabulary
 from trainer.data.lines import BadLine, LineBlock, TextPosition, texts_of
 from trainer.data.sentences import split_sentences
@@ -18,8 +19,7 @@ FAULTS_SHOWN = 20
 LINES_SHOWN = 5
 
 
-@dataclass(frozen=True)
-class Encoded:
+class Encoded(Record):
     """A piece's sequences: tokens back to back, length of each, which of them end a document; and faulty lines.
 
     `ends_in_text`: numbers of the lines whose text spells out the token that ends a document. `end`: the place in the
@@ -36,8 +36,7 @@ class Encoded:
     file_bytes: int
 
 
-@dataclass(frozen=True)
-class Encoder:
+class Encoder(Record):
     """What a process that tokenizes holds for its whole life."""
 
     tokenizer: Tokenizer
@@ -54,8 +53,7 @@ class Encoder:
         return cls(load_tokenizer(tokenizer), json_key, append_eod, sentences, keep_newlines)
 
 
-@dataclass(frozen=True)
-class EncodeTally:
+class EncodeTally(Record):
     """What was noticed in the pieces of an input so far, and the place behind them. The first few of each are told."""
 
     end: TextPosition = field(default_factory=TextPosition)

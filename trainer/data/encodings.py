@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from trainer.contract.record import Record
 
 HEAD_BYTES = 8  # enough to tell
 
 
-@dataclass(frozen=True)
-class ForeignEncoding:
+class ForeignEncoding(Record):
     """An encoding that is not UTF-8: its name for people, and the name that iconv knows it by."""
 
     name: str

@@ -7,17 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-
-class DataError(ValueError):
-    """Data, or a request about data, that cannot be used. The text is one line: what, where, rule, fix."""
-
-
-class LostWorkerError(DataError):
-    """A data worker that was killed, ended or does not answer: of this node now, and no fault of the data."""
-
-
-class InputFault(DataError):
-    """A DataError that lies in the input itself: the same command fails again until the input is another."""
+from trainer.contract.errors import DataError
 
 
 @contextmanager

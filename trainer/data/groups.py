@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.config.data_rules import NAME
-from trainer.data.errors import DataError, explain_os_errors
+from trainer.contract.errors import DataError
+from trainer.contract.record import Record
+from trainer.data.errors import explain_os_errors
 
 
-@dataclass(frozen=True)
-class Member:
+class Member(Record):
     """One data set of a mixture: relative weight, prefix of its pair, and the part of its sequences, as fractions."""
 
     weight: float
@@ -29,8 +29,7 @@ class Member:
         return range(round(self.start * count), round(self.end * count))
 
 
-@dataclass(frozen=True)
-class DataGroup:
+class DataGroup(Record):
     """A named mixture, e.g. `train`, or one of several validation sets."""
 
     name: str

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer.contract.documents import document
+from trainer.contract.record import Record
 from trainer.contract.sharing import open_shared
 from trainer.contract.state_file import read_json
 from trainer.data.encode import EncodeTally
@@ -26,8 +27,7 @@ from trainer.data.made import pair_is_unchanged
 SCHEMA = 1
 
 
-@dataclass(frozen=True)
-class PreprocessProgress:
+class PreprocessProgress(Record):
     """How far a preprocess has come: what was noticed, how much of the pair is on disk, seconds taken so far.
 
     `report`: of the whole, once nothing is left but to publish.
@@ -77,7 +77,7 @@ class HalfMade:
         """Bring all up to a place to disk, then say so. Raises DataError; the record before it then still holds."""
         writer.save(written)
         with explain_os_errors("writing", self.path):
-            self._write(json.dumps({"schema": SCHEMA, "request": self._request, **asdict(progress)}))
+            self._write(json.dumps({"schema": SCHEMA, "request": self._request, **document(progress)}))
 
     def _write(self, text: str) -> None:
         # Only the one process that has the prefix comes here, so that one name will do, and a kill leaves no litter.

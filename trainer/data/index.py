@@ -10,13 +10,13 @@ The draws of randomness and every rounding follow Megatron's, so the same data a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from trainer.data.errors import DataError
+from trainer.contract.errors import DataError
+from trainer.contract.record import Record
 
 # The last epoch is kept apart when less than this share of it is needed; Megatron's later versions use 0.80.
 LAST_EPOCH_SHARE = 0.95
@@ -25,8 +25,7 @@ DOCUMENTS_AT_ONCE = 1 << 16
 IntArray = npt.NDArray[Any]
 
 
-@dataclass(frozen=True)
-class IndexMaps:
+class IndexMaps(Record):
     """The three maps, see the module. `len(samples) - 1 == len(shuffle)`."""
 
     documents: IntArray
@@ -38,8 +37,7 @@ class IndexMaps:
         return len(self.shuffle)
 
 
-@dataclass(frozen=True)
-class EpochPlan:
+class EpochPlan(Record):
     """How often the data is passed through, and whether the last pass is shuffled by itself."""
 
     tokens_per_epoch: int

@@ -9,7 +9,6 @@ of index (`TNTIDX`), which holds all numbers as int64 and offsets in elements, i
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer.config.data_rules import MULTIMODAL
-from trainer.data.errors import DataError, explain_os_errors
+from trainer.contract.errors import DataError
+from trainer.contract.record import Record
+from trainer.data.errors import explain_os_errors
 
 MAGIC = b"MMIDIDX\x00\x00"
 OLD_MAGIC = b"TNTIDX\x00\x00"
@@ -72,8 +73,7 @@ def dtype_for_vocabulary(vocabulary_size: int) -> np.dtype[Any]:
     return np.dtype("<u2") if vocabulary_size < UINT16_VOCABULARY_LIMIT else np.dtype("<i4")
 
 
-@dataclass(frozen=True)
-class _Index:
+class _Index(Record):
     kind: Kind
     code: int
     dtypes: tuple[np.dtype[Any], ...]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from trainer.contract.record import Record
 from trainer.contract.sharing import open_shared
 from trainer.data.errors import explain_os_errors
 from trainer.data.indexed_write import IndexedWriter, partial_path
@@ -24,8 +24,7 @@ def extra_files(prefix: Path | str) -> tuple[Path, Path]:
     return partial_path(Path(f"{prefix}.lengths")), partial_path(Path(f"{prefix}.documents"))
 
 
-@dataclass(frozen=True)
-class ResumeMark:
+class ResumeMark(Record):
     """How much of a half-made pair there is: tokens, sequences and documents, each with its CRC-32."""
 
     tokens: int = 0
@@ -36,8 +35,7 @@ class ResumeMark:
     documents_crc: int = 0
 
 
-@dataclass(frozen=True)
-class Written:
+class Written(Record):
     """A mark in the life of one writer, and how many pieces it had been given by then."""
 
     mark: ResumeMark

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
-from trainer.data.errors import DataError
+from trainer.contract.documents import document
+from trainer.contract.errors import DataError
+from trainer.contract.record import Record
 from trainer.data.indexed import IndexedDataset
 from trainer.data.tokenizer import Tokenizer
 
 TOKENS_SHOWN = 32  # of a sequence
 
 
-@dataclass(frozen=True)
-class Peek:
+class Peek(Record):
     """The beginning of one sequence: number, length, first token ids, and their text if it was asked for."""
 
     sequence: int
@@ -24,8 +24,7 @@ class Peek:
     text: str | None
 
 
-@dataclass(frozen=True)
-class Inspection:
+class Inspection(Record):
     """Facts of one pair. Lengths are in tokens; `largest_token` is over the whole file."""
 
     prefix: str
@@ -81,7 +80,7 @@ def inspect_pair(prefix: str | Path, tokenizer: Tokenizer | None = None, sequenc
 
 def describe(inspection: Inspection) -> str:
     """An inspection as lines of text."""
-    facts = asdict(inspection)
+    facts = document(inspection)
     facts.pop("peeks")
     width = max(map(len, facts))
     lines = [f"{name.replace('_', ' '):<{width}}  {_grouped(value)}" for name, value in facts.items()]

@@ -10,9 +10,10 @@ from typing import Any, Literal
 from tokenizers import Tokenizer as Engine
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
+from trainer.contract.errors import DataError
 from trainer.contract.files import write_atomically, write_json
 from trainer.contract.manifest import file_digest
-from trainer.data.errors import DataError, explain_os_errors
+from trainer.data.errors import explain_os_errors
 from trainer.data.made import begin_record, check_replaceable
 from trainer.data.tokenizer import (
     CONFIG_FILE,

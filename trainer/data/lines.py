@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Protocol
 
+from trainer.contract.record import Record
 from trainer.contract.units import size
 
 # Pieces of this size keep several processes busy and the hand-over cheap.
@@ -25,16 +25,14 @@ class TextSource(Protocol):
     def read(self, size: int) -> bytes: ...
 
 
-@dataclass(frozen=True)
-class TextPosition:
+class TextPosition(Record):
     """A place between two lines of an input: the bytes of text and the lines before it."""
 
     text_bytes: int = 0
     lines: int = 0
 
 
-@dataclass(frozen=True)
-class LineBlock:
+class LineBlock(Record):
     """Whole lines of the input: the number of the first, their bytes, and the place behind them.
 
     `file_bytes`: of the file, used since the piece before. `too_long`: instead of lines, one that is above the limit,
@@ -48,8 +46,7 @@ class LineBlock:
     too_long: int = 0
 
 
-@dataclass(frozen=True)
-class BadLine:
+class BadLine(Record):
     """Why a line has no text."""
 
     reason: str

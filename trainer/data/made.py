@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from trainer.contract.errors import DataError
 from trainer.contract.files import write_json
-from trainer.data.errors import DataError, explain_os_errors
+from trainer.data.errors import explain_os_errors
 from trainer.data.indexed import bin_path, idx_path
 
 

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from trainer.contract.errors import DataError
 from trainer.contract.sharing import make_shared
-from trainer.data.errors import DataError, explain_os_errors
+from trainer.data.errors import explain_os_errors
 from trainer.data.half_made import HalfMade, PreprocessProgress
 from trainer.data.indexed import IndexedDataset, bin_path, idx_path
 from trainer.data.indexed_resume import ResumableWriter

@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from trainer.data.errors import DataError
+from trainer.contract.errors import DataError
+from trainer.contract.record import Record
 
 OrderName = Literal["single", "cyclic"]
 
 
-@dataclass(frozen=True)
-class ReplicaShare:
+class ReplicaShare(Record):
     """One replica's part of every chunk, out of a source of `samples`."""
 
     samples: int
@@ -53,8 +53,7 @@ class Order(Protocol):
         """Numbers of the samples of the micro-batch after `consumed` samples [micro_batch_size]; None at the end."""
 
 
-@dataclass(frozen=True)
-class SingleOrder:
+class SingleOrder(Record):
     """Every sample once, in order: replica r takes the r-th part of each chunk."""
 
     share: ReplicaShare

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from trainer.contract.errors import DataError, InputFault
 from trainer.data.encode import EncodeTally
-from trainer.data.errors import DataError, InputFault
 from trainer.data.half_made import HalfMade, PreprocessProgress
 from trainer.data.indexed_resume import ResumableWriter
 

@@ -12,7 +12,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
-from trainer.data.errors import DataError
+from trainer.contract.errors import DataError
 
 PIECES_IN_FLIGHT = 3  # for each worker
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trainer.config.data import data_set_name
+from trainer.contract.errors import DataError
 from trainer.contract.files import write_atomically
+from trainer.contract.record import Record
 from trainer.data.blend import parse_split
-from trainer.data.errors import DataError, explain_os_errors
+from trainer.data.errors import explain_os_errors
 from trainer.data.groups import parse_groups
 from trainer.data.indexed import IndexedDataset
 from trainer.data.sources import SPLITS
@@ -27,8 +28,7 @@ SHARES, SHARES_WITH_TEST = "950,50,0", "949,50,1"
 SUM_TOLERANCE = 1e-6
 
 
-@dataclass(frozen=True)
-class Ratio:
+class Ratio(Record):
     """One data set and its share of the training."""
 
     dataset_path: str

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+from trainer.contract.record import Record
 
 if TYPE_CHECKING:
     from torch import Tensor  # which the workers do without
@@ -30,8 +31,7 @@ class RowFormat(Protocol):
         """The tokens of one row that people read."""
 
 
-@dataclass(frozen=True)
-class NextTokenRow:
+class NextTokenRow(Record):
     """Rows of tokens that follow each other: (tokens, labels) [samples, sequence_length], labels one token further."""
 
     sequence_length: int
@@ -50,8 +50,7 @@ class NextTokenRow:
         return row
 
 
-@dataclass(frozen=True)
-class NamedFields:
+class NamedFields(Record):
     """Rows of named fields, one behind the other.
 
     fields: name and numbers of each; 0 for one number that has no axis of its own. `mask`: which of them says how many

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch.distributed as dist
+from msgspec.structs import replace
 
 from trainer.config.card import TrainerConfig
 from trainer.config.data import DataSection, data_set_name
 from trainer.config.data_match import DataRecord, DataSetIdentity, compare, data_facts, decide, probe_numbers
+from trainer.contract.errors import DataError
+from trainer.contract.record import Record
 from trainer.data.dataset import SampleSource
-from trainer.data.errors import DataError
 from trainer.data.groups import DataGroup, Member, parse_groups, read_groups_file
 from trainer.data.identity import identities, sample_digest
 from trainer.data.indexed import IndexedDataset
@@ -24,8 +26,7 @@ from trainer.data.workers import WorkerPool
 from trainer.parallel.mesh import Mesh
 
 
-@dataclass(frozen=True)
-class WantedData:
+class WantedData(Record):
     """What a run reads: named groups, or one mixture of prefixes in three shares; and how many samples of each."""
 
     groups: Mapping[DataGroup, int]

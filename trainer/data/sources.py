@@ -6,13 +6,13 @@ A plan is small and says where everything is, so that other processes can open t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from trainer.contract.errors import DataError
+from trainer.contract.record import Record
 from trainer.data.array_cache import CacheKey
 from trainer.data.blend import member_samples, split_documents
 from trainer.data.dataset import BlendedDataset, SampleSource
-from trainer.data.errors import DataError
 from trainer.data.groups import DataGroup
 from trainer.data.index_cache import BlendCache, BlendKey
 from trainer.data.indexed import Implementation, IndexedDataset
@@ -26,8 +26,7 @@ TOKEN_CHECK_PART = 16_384
 SPLITS = ("train", "valid", "test")
 
 
-@dataclass(frozen=True)
-class ReadOptions:
+class ReadOptions(Record):
     """How a run reads its data, the same for all of it. Without a cache folder, maps are kept beside each prefix.
 
     `other_task`: how samples are made where they are not a GPT's.
@@ -50,8 +49,7 @@ class ReadOptions:
         return Path(prefix).parent if self.cache_folder is None else Path(self.cache_folder)
 
 
-@dataclass(frozen=True)
-class PlannedMember:
+class PlannedMember(Record):
     """One data set of a planned source: its prefix, and the key and folder of its index maps."""
 
     prefix: str
@@ -59,8 +57,7 @@ class PlannedMember:
     folder: Path
 
 
-@dataclass(frozen=True)
-class PlannedSource:
+class PlannedSource(Record):
     """A source of samples that any process which sees the files can open. Small, and can be sent between processes."""
 
     name: str
@@ -84,8 +81,7 @@ class PlannedSource:
         return BlendedDataset(members, BlendCache(self.members[0].folder).wait(self.blend))
 
 
-@dataclass(frozen=True)
-class _Part:
+class _Part(Record):
     """One data set of a wanted mixture, and which of its sequences, given how many there are."""
 
     weight: float
@@ -93,8 +89,7 @@ class _Part:
     documents: Callable[[int], range]
 
 
-@dataclass(frozen=True)
-class _Mixture:
+class _Mixture(Record):
     name: str
     samples: int
     parts: tuple[_Part, ...]

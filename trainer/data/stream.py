@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol, Self, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from msgspec.structs import replace
 
 from trainer.data.dataset import SampleSource, read_rows
 from trainer.data.order import Order, OrderName, ReplicaShare, make_order

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from trainer.contract.record import Record
 from trainer.data.array_cache import CacheKey
 from trainer.data.dataset import GPTDataset, SampleSource
 from trainer.data.index_cache import IndexMapsCache, IndexMapsKey, digest_sizes
@@ -37,8 +37,7 @@ class SampleTask(Protocol):
         """The samples, once the maps are there. Raises DataError when they do not appear in time."""
 
 
-@dataclass(frozen=True)
-class NextTokenTask:
+class NextTokenTask(Record):
     """A GPT's samples: windows over sequences laid end to end."""
 
     sequence_length: int

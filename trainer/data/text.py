@@ -6,22 +6,21 @@ The samples come from the card through the very code that feeds the training, so
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
 
 from trainer.config.card import TrainerConfig
+from trainer.contract.errors import DataError
+from trainer.contract.record import Record
 from trainer.data.dataset import BlendedDataset, DocumentSource, SampleSource, read_rows
-from trainer.data.errors import DataError
 from trainer.data.masked.of_card import masked_task
 from trainer.data.order import ReplicaShare, make_order
 from trainer.data.tokenizer import Tokenizer
 from trainer.schedule.path import path_of
 
 
-@dataclass(frozen=True)
-class ReadSample:
+class ReadSample(Record):
     """One sample: its place among the consumed ones, where it is from, its tokens, and their text if asked for."""
 
     consumed: int

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
 
+from trainer.contract.errors import InputFault
 from trainer.data.decoders import (
     MAGIC_BYTES,
     Compression,
@@ -22,7 +23,7 @@ from trainer.data.decoders import (
     other_kind,
 )
 from trainer.data.encodings import foreign_encoding
-from trainer.data.errors import InputFault, explain_os_errors
+from trainer.data.errors import explain_os_errors
 
 FILE_BYTES = 128 << 10  # read from the file at a time
 TEXT_BYTES = 1 << 20  # decompressed at a time where text is passed over

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from msgspec import to_builtins
+from msgspec.structs import replace
+
+from trainer.contract.errors import DataError, InputFault
+from trainer.contract.record import Record
 from trainer.data.encode import Encoder, encode_piece
-from trainer.data.errors import DataError, InputFault, explain_os_errors
+from trainer.data.errors import explain_os_errors
 from trainer.data.half_made import HalfMade, PreprocessProgress
 from trainer.data.indexed import dtype_for_vocabulary, pair_exists
 from trainer.data.indexed_resume import ResumableWriter
@@ -22,8 +26,7 @@ from trainer.data.text_file import TextFile
 from trainer.data.tokenizer import Tokenizer, TokenizerSpec, load_tokenizer
 
 
-@dataclass(frozen=True)
-class PreprocessRequest:
+class PreprocessRequest(Record):
     """What is to be tokenized, with what, and to where.
 
     The pair is `<output_prefix>_<json_key>_document`, of one sequence for each text; when sentences are split, it is
@@ -47,8 +50,7 @@ class PreprocessRequest:
         return f"{self.output_prefix}_{self.json_key}_{'sentence' if self.sentences else 'document'}"
 
 
-@dataclass(frozen=True)
-class PreprocessReport:
+class PreprocessReport(Record):
     """What was written. Bad lines are those that were left out, of which the first few are told, with their numbers.
 
     `documents_with_end_token`: how many texts spell out `end_token`, which ends a document; the first of their lines.
@@ -116,7 +118,7 @@ def preprocess(
             work.begin(stream, force, tell, on_progress)
             with pair.kept_on_failure(tell, _kept):
                 work.tokenize(stream, piece_bytes, on_progress)
-                pair.save(asdict(work.report(tokenizer.end_token)))
+                pair.save(to_builtins(work.report(tokenizer.end_token)))
             if writer.token_count:  # else nothing appears
                 begin_record(pair_record(request.prefix), described)
             else:
@@ -127,7 +129,7 @@ def preprocess(
 def _finish(
     request: PreprocessRequest, described: dict[str, Any], half: HalfMade, report: PreprocessReport
 ) -> PreprocessReport:
-    end_record(pair_record(request.prefix), described, asdict(report))
+    end_record(pair_record(request.prefix), described, to_builtins(report))
     half.remove()
     return report
 

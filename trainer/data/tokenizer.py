@@ -6,16 +6,16 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from tokenizers import Tokenizer as Engine
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from trainer.config.hub_files import HUB_ID, HubFileError, hub_file
+from trainer.config.hub_files import HUB_ID, hub_file
+from trainer.contract.errors import DataError, HubFileError
 from trainer.contract.manifest import file_digest
-from trainer.data.errors import DataError
+from trainer.contract.record import Record
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
@@ -64,8 +64,7 @@ class Tokenizer:
 TokenizerType = Literal["huggingface", "gpt2_bpe", "bert_wordpiece", "bert_wordpiece_lower"]
 
 
-@dataclass(frozen=True)
-class TokenizerSpec:
+class TokenizerSpec(Record):
     """Which tokenizer, in the words of a run card.
 
     `huggingface`: `path`, a folder with tokenizer.json, that file, or OWNER/NAME on the hub. `gpt2_bpe`:

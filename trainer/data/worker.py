@@ -17,8 +17,8 @@ from typing import BinaryIO
 
 import numpy as np
 
+from trainer.contract.errors import DataError
 from trainer.data.dataset import SampleSource, read_rows
-from trainer.data.errors import DataError
 from trainer.data.sources import PlannedSource
 from trainer.data.wire import FAULT, LEFT_TO_THE_RANK, LENGTH, REPLY, REQUEST, ROWS
 

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from trainer.data.errors import DataError, LostWorkerError
+from trainer.contract.errors import DataError, LostWorkerError
 from trainer.data.sources import PlannedSource
 from trainer.data.wire import LEFT_TO_THE_RANK, LENGTH, REPLY, REQUEST, ROWS
 

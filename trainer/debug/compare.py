@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from trainer.checkpoint.fingerprint import EMPTY, Fingerprint, fingerprint
+from trainer.contract.record import Record
 from trainer.debug.record import RankCoordinates
 from trainer.debug.snapshot import KINDS, Kind, StateSnapshot, TensorCopy, owners
 
@@ -25,8 +25,7 @@ _PARTS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Delta:
+class Delta(Record):
     """How two tensors differ. `different`: how many of `count` numbers, None where only fingerprints are known.
 
     `largest`: the largest |a - b| seen (of single numbers, or of min, max, mean and norm), NaN where one side is NaN.
@@ -41,8 +40,7 @@ class Delta:
     b: float | None = None
 
 
-@dataclass(frozen=True)
-class Difference:
+class Difference(Record):
     """One tensor that differs. `place`: who holds it, None where whole tensors were compared.
 
     `only`: "a" or "b" where the other side does not have the tensor at all (then there is no `delta`).
@@ -56,8 +54,7 @@ class Difference:
     only: Literal["a", "b"] | None = None
 
 
-@dataclass(frozen=True)
-class Violation:
+class Violation(Record):
     """Copies inside one state that must be equal and are not: `place` differs from `against` along `axis`."""
 
     axis: Axis
@@ -99,8 +96,7 @@ def differences(a: StateSnapshot, b: StateSnapshot, tolerance: float, on_numbers
     return sorted(found, key=lambda item: (model_order(item.name), KINDS.index(item.kind)))
 
 
-@dataclass(frozen=True)
-class _Rule:
+class _Rule(Record):
     tolerance: float
     on_numbers: OnNumbers
 

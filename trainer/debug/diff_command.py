@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from trainer.checkpoint.commands import CheckpointUsageError
 from trainer.checkpoint.reader import open_checkpoint
-from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.errors import CheckpointError, CheckpointUsageError
 from trainer.data.progress import progress_bar
 from trainer.debug import report
 from trainer.debug.findings import judge, pair_up

@@ -10,11 +10,11 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor, nn
 
 from trainer.checkpoint import randomness

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from trainer.debug.compare import Difference, OnNumbers, Violation, differences, violations
 from trainer.debug.facts import disagreeing_facts, fact_findings, random_state_findings, ranks_text

@@ -19,15 +19,13 @@ from datetime import timedelta
 import torch
 from torch import distributed
 
+from trainer.contract.errors import ProbeFailure
+
 SIDE = 512  # of the matrices; whole numbers below 2**24, so float32 sums are exact
 WORDS = 1 << 20
 ROUNDS = 20
 PATIENCE = timedelta(seconds=60)
 PORT = 29_731
-
-
-class ProbeFailure(Exception):
-    """A number that should have come out did not. One line."""
 
 
 def main(environment: Mapping[str, str]) -> int:

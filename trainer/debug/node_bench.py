@@ -15,13 +15,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from trainer.debug.group_probe import ProbeFailure, compute, remember
+from trainer.contract.errors import ProbeFailure
+from trainer.contract.record import Record
+from trainer.debug.group_probe import compute, remember
 from trainer.debug.pair_reduce import Meeting, all_reduces
 
 # Sides of the matrices: large enough to fill the device, small enough that a sample has several products. A processor
@@ -33,8 +34,7 @@ COPIED_BYTES = {"cpu": 256 << 20, "cuda": 1 << 30}  # beyond what caches hold
 WRITTEN_BYTES = 64 << 20
 
 
-@dataclass(frozen=True)
-class ProbeFigure:
+class ProbeFigure(Record):
     """`work` may return before it is done; `wait` does not. `amount`: what one `work` does, in `unit` times seconds."""
 
     name: str

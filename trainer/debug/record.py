@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from msgspec import to_builtins
+
 from trainer.checkpoint.fingerprint import Fingerprint
-from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.errors import CheckpointError
 from trainer.contract.files import write_json
+from trainer.contract.record import Record
 
 SCHEMA = 1
 Moment = Literal["after-iteration", "on-save", "on-load", "before-iteration"]
@@ -20,8 +22,7 @@ MOMENTS: tuple[Moment, ...] = ("after-iteration", "on-save", "on-load", "before-
 _COMPANION = re.compile(r"debug-.*-(?:before-iteration|after-iteration|on-save|on-load)(?:-\d+)?\.json")
 
 
-@dataclass(frozen=True)
-class RankCoordinates:
+class RankCoordinates(Record):
     """Who holds something: global rank, and its coordinates in the grid of workers."""
 
     rank: int
@@ -33,8 +34,7 @@ class RankCoordinates:
         return f"rank {self.rank} (stage {self.stage}, tensor rank {self.tensor}, data rank {self.data})"
 
 
-@dataclass(frozen=True)
-class StepFacts:
+class StepFacts(Record):
     """What the loop knows besides the parameters.
 
     `optimizer_step`: updates done. `learning_rate`: what the schedule gives at `consumed_samples`, so that of the
@@ -49,8 +49,7 @@ class StepFacts:
     samples_digest: int | None = None
 
 
-@dataclass(frozen=True)
-class ParameterRecord:
+class ParameterRecord(Record):
     """One parameter as one rank holds it: `shape` at `offsets` of the logical tensor of `global_shape`."""
 
     name: str
@@ -64,8 +63,7 @@ class ParameterRecord:
     numbers: Fingerprint
 
 
-@dataclass(frozen=True)
-class DumpRecord:
+class DumpRecord(Record):
     """One rank's dump at one moment. `completed`: steps done before it. `tensors`: file of the whole tensors, if any.
 
     `topology`: degrees under "pipeline", "data", "tensor". `random_state`: digest of each generator's state.
@@ -83,11 +81,11 @@ class DumpRecord:
     tensors: str | None = None
     host: str = ""
     pid: int = 0
-    folder: Path = field(default=Path(), compare=False)
+    folder: Path = Path()
 
     def write(self, path: Path) -> None:
         """Write the companion whole or not at all. Raises OSError."""
-        value = asdict(self)
+        value = to_builtins(self)
         del value["folder"]
         for shown, record in zip(value["parameters"], self.parameters, strict=True):
             shown["numbers"] = record.numbers.document()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
+
+from msgspec import to_builtins
 
 from trainer.debug.compare import Delta
 from trainer.debug.record import RankCoordinates
@@ -128,7 +129,7 @@ def _finding(finding: DiffFinding) -> dict[str, Any]:
 
 
 def _place(place: RankCoordinates | None) -> dict[str, int] | None:
-    return None if place is None else asdict(place)
+    return None if place is None else to_builtins(place)
 
 
 def _delta(delta: Delta | None) -> dict[str, Any] | None:

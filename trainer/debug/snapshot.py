@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
+from msgspec.structs import asdict
 from torch import Tensor
 
 from trainer.checkpoint.fingerprint import Fingerprint, state_digest
 from trainer.checkpoint.source import Part, TensorSource
-from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.errors import CheckpointError
+from trainer.contract.record import Record
 from trainer.debug.record import MOMENTS, DumpRecord, Moment, RankCoordinates, companions
 
 Kind = Literal["weight", "fp32", "exp_avg", "exp_avg_sq", "exp_noise_sq"]
@@ -21,8 +22,7 @@ KINDS: tuple[Kind, ...] = ("weight", "fp32", "exp_avg", "exp_avg_sq", "exp_noise
 Reader = Callable[[Sequence[int], Sequence[int]], Tensor]
 
 
-@dataclass(frozen=True)
-class TensorCopy:
+class TensorCopy(Record):
     """A rectangle of a logical tensor as someone holds it.
 
     `place`: who; None for a checkpoint, which holds one copy of the whole. `numbers`: known without reading, else None.
@@ -41,8 +41,7 @@ class TensorCopy:
     read: Reader | None = None
 
 
-@dataclass(frozen=True)
-class StateSnapshot:
+class StateSnapshot(Record):
     """A state after `completed` steps. `moment`: that of the dumps; a checkpoint is what was there "on-save".
 
     `facts`: per rank (one entry, under -1, for a checkpoint): `optimizer_step`, `learning_rate`, `consumed_samples`,
@@ -184,7 +183,7 @@ def _snapshot(records: list[DumpRecord], label: str) -> StateSnapshot:
         moment=first.moment,
         topology=first.topology,
         facts={
-            record.place.rank: {name: value for name, value in vars(record.facts).items() if value is not None}
+            record.place.rank: {name: value for name, value in asdict(record.facts).items() if value is not None}
             for record in records
         },
         random_state={record.place.rank: record.random_state for record in records},

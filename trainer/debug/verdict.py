@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
+from trainer.contract.record import Record
 from trainer.debug.compare import Delta
 from trainer.debug.record import RankCoordinates
 
@@ -19,8 +19,7 @@ KINDS: tuple[FaultKind, ...] = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class DiffFinding:
+class DiffFinding(Record):
     """One kind of fault where it is first seen. `names`: all tensors (or facts) of this kind there, the first first.
 
     `between`: titles of the two states, or of the one state whose own copies disagree. `place`: who holds the first,
@@ -37,8 +36,7 @@ class DiffFinding:
     later: int = 0
 
 
-@dataclass(frozen=True)
-class DiffVerdict:
+class DiffVerdict(Record):
     """What a diff found, in the order of time and then of causes.
 
     `compared`: titles of the pairs of states; `numbers`: how many were compared; `remarks`: lines that are no fault.

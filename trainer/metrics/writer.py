@@ -20,6 +20,7 @@ from trainer.contract.files import append_line
 from trainer.contract.logline import LOSS_SUFFIX, StepRecord, format_step, format_validation, perplexity_of
 from trainer.contract.metrics_record import LAYER_NUMBERS, LAYERS, LayerMeasure
 from trainer.contract.paths import RunPaths
+from trainer.contract.record import Record
 from trainer.contract.sharing import make_shared
 
 LM = "lm"  # the loss of what is predicted, beside others of which the whole is the sum
@@ -70,8 +71,7 @@ class Interval:
         self.timers[name] = self.timers.get(name, 0.0) + seconds
 
 
-@dataclass(frozen=True)
-class StepContext:
+class StepContext(Record):
     """What TensorBoard shows besides the record. `gigaflops`: 6 x tokens x parameters / 1e9, without embeddings.
 
     `timers`: seconds per step, by name. `utilisation`: model FLOPs over the peak, None on an unknown device.

@@ -7,7 +7,6 @@ parts, where tensor ranks are neighbours. No bit changes. With sequence parallel
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch.distributed import ProcessGroup
 
 from trainer.config.card import TrainerConfig
 from trainer.config.tensor_shares import sends_shares
+from trainer.contract.record import Record
 from trainer.model.documents import Stream, hidden_of, joined
 from trainer.model.families import family_of
 from trainer.parallel.comm import share_of, whole_of
@@ -24,8 +24,7 @@ from trainer.parallel.mesh import Mesh
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
-@dataclass(frozen=True)
-class StageBorders:
+class StageBorders(Record):
     """The two ends of a worker's stage. `group` is None where whole hidden states are sent."""
 
     mesh: Mesh
@@ -52,8 +51,7 @@ class StageBorders:
         return joined(_Cut.apply(hidden, self.group), documents)
 
 
-@dataclass(frozen=True)
-class MessageShape:
+class MessageShape(Record):
     """What one micro batch's message consists of: shape and dtype of each tensor, hidden states first."""
 
     shapes: tuple[tuple[tuple[int, ...], torch.dtype], ...]

@@ -7,7 +7,6 @@ integers, and only when a rule needs them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from trainer.config.card import DataSection
+from trainer.contract.record import Record
 
 Stream = Tensor | tuple[Tensor, Tensor]
 """What flows between layers: hidden states, or (hidden states, document numbers)."""
@@ -23,8 +23,7 @@ IGNORED = -100
 """A label that does not count."""
 
 
-@dataclass(frozen=True)
-class DocumentRules:
+class DocumentRules(Record):
     """What a document's start resets. `end_id`: the token that ends a document."""
 
     end_id: int

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from torch import Tensor, nn
 
 from trainer.config.card import DataSection, TrainerConfig
+from trainer.contract.record import Record
 from trainer.model.compiled import Compiler
 from trainer.model.initial import initialise
 from trainer.parallel.mesh import Mesh
@@ -21,8 +21,7 @@ from trainer.parallel.micro_batch import Batch
 from trainer.parallel.shard import sharding_of
 
 
-@dataclass(frozen=True)
-class Layer:
+class Layer(Record):
     """One entry of the model: the module's class with its arguments, built by the stage that owns it.
 
     `prefix` makes the parameters' logical names. Layers with the same `tied_key` share one weight; `forward`
@@ -36,8 +35,7 @@ class Layer:
     forward: Callable[[Any, Any], Any] | None = None
 
 
-@dataclass(frozen=True)
-class LossParts:
+class LossParts(Record):
     """Names of what a head measures of each micro batch: `losses`, of which the loss is the sum, and `scores`, which it
     measures where nothing is trained. Each is a mean over the micro batch, as the loss is.
 

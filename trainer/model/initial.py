@@ -10,19 +10,19 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor, nn
 
+from trainer.contract.record import Record
 from trainer.parallel.shard import Sharding, sharding_of
 
 BLOCK_ELEMENTS = 1 << 18
 Draw = Callable[..., Tensor]  # (shape, generator=, dtype=) -> values
 
 
-@dataclass(frozen=True)
-class Initial:
+class Initial(Record):
     """Distribution of a parameter at the start: normal around `mean` with deviation `std`; constant when `std` is 0.
 
     A card may ask for Xavier's distribution instead of the normal one: see `initialise`.

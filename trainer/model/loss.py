@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from trainer.contract.record import Record
 from trainer.model.documents import Stream, hidden_of
 from trainer.model.layers import VocabularyParallelEmbedding
 from trainer.model.matmul import compute_dtype
@@ -51,8 +52,7 @@ class Slot:
     order: Tensor | None = None
 
 
-@dataclass(frozen=True)
-class _Rows:
+class _Rows(Record):
     """The rows of the vocabulary on this worker. `bias`: of each of their logits, None where they have none. `z`: the
     factor of the z-loss, 0 without one.
     """

@@ -9,19 +9,18 @@ on the number of tokens nor on the lengths that a run has seen before. A node wi
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from trainer.contract.record import Record
 from trainer.model.compiled import compiles_small_parts
 from trainer.schedule.pieces import SOFTMAX_ELEMENTS
 
 
-@dataclass(frozen=True)
-class Softmax:
+class Softmax(Record):
     """`soften(values, local, target, room, replaces)`: log-sum-exps [tokens, 1] of a strip [tokens, words], which is
     lost; its soft-max `replaces` it or not. `target`: the strip's numbers at `local`, both [tokens, 1].
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
+from trainer.contract.record import Record
 from trainer.parallel.micro_batch import Batch
 
 
-@dataclass(frozen=True)
-class Stage:
+class Stage(Record):
     """What one worker computes of a micro batch: its layers in order, and on the last stage the loss.
 
     `batch`: the last that it read, None where it reads none. `shape`: samples and tokens of a micro batch.

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from trainer.contract.record import Record
 from trainer.optim.dynamic_code import DynamicCode
 from trainer.optim.interface import MOMENTS, PartitionShare, TrainingOptimizer, chunk_elements
 
@@ -86,8 +86,7 @@ class CodedMoment:
         self.scales[span.block : span.block + span.blocks] = scales
 
 
-@dataclass(frozen=True)
-class MomentRun:
+class MomentRun(Record):
     """The state of one share, whose elements of the partition begin at `start`; its moments in the order of MOMENTS."""
 
     start: int
@@ -173,8 +172,7 @@ class Adam8bit(TrainingOptimizer):
         return run
 
 
-@dataclass(frozen=True)
-class _Update:
+class _Update(Record):
     """The numbers of one step of a group. `rate`: learning rate over the first moment's bias correction."""
 
     beta1: float

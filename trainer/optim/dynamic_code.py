@@ -7,11 +7,11 @@ The code is the dynamic map of "8-bit Optimizers via Block-wise Quantization" (a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from torch import Tensor
+
+from trainer.contract.record import Record
 
 DECADES = 7
 SMALLEST_SCALE = 2.0**-100  # below it a block counts as zero, so that no product below is denormal
@@ -27,8 +27,7 @@ def code_values(signed: bool) -> np.ndarray:
     return np.sort(np.asarray(values, dtype=np.float64)).astype(np.float32)
 
 
-@dataclass(frozen=True)
-class DynamicCode:
+class DynamicCode(Record):
     """Quantiser of blocks. Numbers whose sign, exponent and first 7 bits of the significand agree are one *cell*.
 
     `values`: fp32 [256]. `zero`: the code of 0. `first`: uint8 [65536], the code of a cell's smallest number. `edge`:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from trainer.contract.record import Record
 from trainer.parallel.shard import sharding_of
 from trainer.parallel.state import EXTRA_KINDS
 
@@ -19,8 +19,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 CPU_CHUNK, CHUNK = 1 << 18, 1 << 22  # elements worked on at a time: what a cache holds, or many for few launches
 
 
-@dataclass(frozen=True)
-class PartitionShare:
+class PartitionShare(Record):
     """One parameter's elements in this rank's flat partition of a parameter group.
 
     `name`: logical. `group`: number of the group. `start`, `numel`: the run of the partition. `first`: the run's first

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from trainer.contract.record import Record
 from trainer.optim.flat_state import FlatStateOptimizer
 from trainer.optim.interface import MOMENTS, PartitionShare, chunk_elements
 from trainer.optim.tensor_norms import TensorNorms
@@ -39,8 +39,7 @@ class NormOf(StrEnum):
     STALE = "stale"  # whole tensors; the direction as it was one step earlier
 
 
-@dataclass(frozen=True)
-class LambRules:
+class LambRules(Record):
     """`adapts_all`: tensors without weight decay adapt too. `floor`: least norm of a weight, for each of its elements.
 
     `corrects_mean`: the first moment's bias is corrected. `embedding_alpha`: a tensor of n elements steps 1 + alpha x n

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from trainer.contract.record import Record
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.shard import sharding_of
 
 
-@dataclass(frozen=True)
-class CountedRun:
+class CountedRun(Record):
     """Elements [start, start + numel) of a flat partition: the share of one parameter, by its logical name."""
 
     name: str

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
-from trainer.contract.checkpoints import CheckpointError, NodeFilesError, refusal_code
+from trainer.contract.checkpoints import refusal_code
+from trainer.contract.errors import CheckpointError, NodeFilesError, Tr11Error
 from trainer.contract.files import host_name
+from trainer.contract.record import Record
 
 T = TypeVar("T")
 
 
-class LostRanksError(RuntimeError):
+class LostRanksError(Tr11Error, RuntimeError):
     """The ranks have lost each other where nothing but that can be meant. One line."""
 
 
-@dataclass(frozen=True)
-class _Fault:
+class _Fault(Record):
     """What went wrong, on which rank of the group; `host` is the host of the rank that says so.
 
     `code`: the operating system's error, where the file system refused it there, and need not elsewhere.
@@ -33,8 +33,7 @@ class _Fault:
     code: int | None = None
 
 
-@dataclass(frozen=True)
-class RankGroup:
+class RankGroup(Record):
     """The ranks that save or load together. Without a process group it is this process alone.
 
     `group`: a group with a CPU back-end over all ranks; None is the default group when there is one.

@@ -7,14 +7,15 @@ usually share a node. DeepSpeed's `PipeModelDataParallelTopology` numbers its ra
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from msgspec import field
 from torch.distributed import ProcessGroup
 
 from trainer.config.card import ParallelSection
+from trainer.contract.record import Record
 from trainer.parallel.groups import Groups
 
 
@@ -25,8 +26,7 @@ def worker_device() -> torch.device:
     return torch.device("cpu")
 
 
-@dataclass(frozen=True)
-class Mesh:
+class Mesh(Record):
     """One worker's view of the grid. Passed to whatever needs it; `groups` makes its process groups.
 
     `pipeline`, `data` and `tensor` are the degrees. A group is None where its degree is 1: collectives over one
@@ -46,7 +46,7 @@ class Mesh:
     model_group: ProcessGroup | None = None
     cpu_group: ProcessGroup | None = None
     sequence_parallel: bool = False
-    groups: Groups = field(default_factory=Groups, compare=False, repr=False)
+    groups: Groups = field(default_factory=Groups)
 
     @classmethod
     def create(cls, parallel: ParallelSection, device: torch.device, groups: Groups | None = None) -> Mesh:

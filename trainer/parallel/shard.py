@@ -5,13 +5,12 @@ Everything that must know (gradient norms, initial weights, checkpoints, export,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import nn
 
+from trainer.contract.record import Record
 
-@dataclass(frozen=True)
-class Sharding:
+
+class Sharding(Record):
     """The whole tensor is cut along `dim` into `parts` equal slices, the n-th held by tensor rank n.
 
     `dim` None means replicated: every tensor rank holds the whole tensor.

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor
+
+from trainer.contract.record import Record
 
 MASTERS = "fp32"
 FRAGMENT_KINDS = (MASTERS, "exp_avg", "exp_avg_sq")  # that every fragment has
@@ -19,8 +20,7 @@ EXTRA_KINDS = ("exp_noise_sq",)  # that it has too where the optimizer keeps mor
 MOMENT_KINDS = (*FRAGMENT_KINDS[1:], *EXTRA_KINDS)
 
 
-@dataclass(frozen=True)
-class LocalTensor:
+class LocalTensor(Record):
     """One rank's tensor-parallel slice of a logical weight, in the model's dtype.
 
     `global_shape`: of the logical weight. `offsets`: where the slice begins in it, one per dimension.
@@ -36,8 +36,7 @@ class LocalTensor:
     is_owner: bool
 
 
-@dataclass(frozen=True)
-class Fragment:
+class Fragment(Record):
     """One rank's ZeRO-1 share of a parameter: elements [start, start + numel) of the flattened local slice.
 
     `global_shape`: of the logical weight. `local_shape`, `offsets`: the tensor-parallel slice inside it.
@@ -58,8 +57,7 @@ class Fragment:
     is_owner: bool
 
 
-@dataclass(frozen=True)
-class ShardedState:
+class ShardedState(Record):
     """Everything of the model and its optimizer that one rank holds. `optimizer_step`: updates done so far.
 
     `kinds`: what every fragment holds, of every rank.

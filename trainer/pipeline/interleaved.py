@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,22 +16,21 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from trainer.contract.record import Record
 from trainer.model.between_stages import MessageShape
 from trainer.parallel.mesh import Mesh
 from trainer.pipeline.library import PipelineEngine, instructions
 from trainer.schedule.interleaving import Pass, passes
 
 
-@dataclass(frozen=True)
-class _Link:
+class _Link(Record):
     """One way from this worker, or to it: the group, and the rank at the other end."""
 
     group: ProcessGroup | None
     peer: int
 
 
-@dataclass(frozen=True)
-class Links:
+class Links(Record):
     """The four ways of a worker: `into` and `out`, each by whether it carries activations (True) or gradients."""
 
     into: dict[bool, _Link]

@@ -5,19 +5,19 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Self
 
 import torch
 import torch.distributed as dist
+from msgspec import field
 from torch import Tensor
 
+from trainer.contract.record import Record
 from trainer.model.family import Head, LossParts
 from trainer.parallel.mesh import Mesh
 
 
-@dataclass(frozen=True)
-class Measured:
+class Measured(Record):
     """What an evaluation found: the mean loss in nats per token, and its parts and scores by the family's names."""
 
     loss: float

@@ -6,10 +6,10 @@ Formulas: Megatron's. Trainings counted in iterations use the same ones, with it
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
 from typing import Any
 
 from trainer.config.card import TrainerConfig
+from trainer.contract.documents import document
 from trainer.contract.record import Record
 from trainer.schedule.path import path_of
 
@@ -66,7 +66,7 @@ class LearningRatePlan(Record):
 
     def facts(self) -> dict[str, Any]:
         """What a checkpoint keeps of the schedule, for `trainer.schedule.resume.reconcile`."""
-        return asdict(self)
+        return document(self)
 
 
 def remaining(style: str, ratio: float) -> float:

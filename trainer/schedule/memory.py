@@ -6,7 +6,6 @@ count can know, the driver's context and the communicators' buffers, is `RESERVE
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from trainer.config.data import BatchSection
@@ -14,6 +13,7 @@ from trainer.config.kernel_choice import SMALLEST_FLEX_HEAD, KernelName
 from trainer.config.model import ModelSection, OptimizerSection, ParallelSection, PrecisionSection
 from trainer.config.recompute_choice import recomputed_between, recomputed_part
 from trainer.config.tensor_shares import sends_shares
+from trainer.contract.record import Record
 from trainer.schedule import flops
 from trainer.schedule.ends import MASK_PROBABILITY, places_with_logits, tokens_at_the_end, tokens_between_layers
 from trainer.schedule.interleaving import held_counts, rounds
@@ -23,16 +23,14 @@ RESERVED = 2 << 30  # CUDA context, NCCL's buffers, the allocator's rounding: as
 REDUCE_BUCKET = 1 << 26  # elements that DeepSpeed sums fp16 and fp32 gradients in
 
 
-@dataclass(frozen=True)
-class MemoryPart:
+class MemoryPart(Record):
     """Bytes held at the peak, under a name for people."""
 
     name: str
     bytes: int
 
 
-@dataclass(frozen=True)
-class WorkerMemory:
+class WorkerMemory(Record):
     """The worker that needs most: one of stage `stage`, with micro batches of `micro_batch` samples.
 
     Parts that are made and freed within a step count where they stand beside the activations at their largest.
@@ -51,8 +49,7 @@ class WorkerMemory:
         return max(self.parts, key=lambda part: part.bytes)
 
 
-@dataclass(frozen=True)
-class MemoryShape:
+class MemoryShape(Record):
     """What the memory of a training depends on. `vocabulary`: padded. `attention`: the kernel in use."""
 
     model: ModelSection

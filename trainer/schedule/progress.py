@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
+from msgspec.structs import replace
+
+from trainer.contract.record import Record
 from trainer.schedule.path import Position
 
 
-@dataclass(frozen=True)
-class Progress:
+class Progress(Record):
     """`skipped` (updates that were dropped) and `nan` count over the whole training.
 
     `unscheduled_samples` and `unscheduled_tokens` are those of dropped updates: consumed, but the learning-rate
@@ -29,7 +30,7 @@ class Progress:
     @classmethod
     def from_cursor(cls, cursor: Mapping[str, Any]) -> Progress:
         """The counters of a checkpoint; one that it does not know is zero."""
-        return cls(**{name: int(cursor.get(name, 0)) for name in cls.__dataclass_fields__})
+        return cls(**{name: int(cursor.get(name, 0)) for name in cls.__struct_fields__})
 
     @property
     def position(self) -> Position:

@@ -7,9 +7,12 @@ decided here. Values and modes are those of Megatron's `--override-lr-scheduler`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from msgspec.structs import replace
+
+from trainer.contract.errors import ScheduleMismatch
+from trainer.contract.record import Record
 from trainer.schedule.learning_rate import LearningRatePlan
 
 OnResume = Literal["match", "override", "checkpoint"]
@@ -33,12 +36,7 @@ CARD_KEYS = {
 }
 
 
-class ScheduleMismatch(ValueError):
-    """The card's schedule is not the checkpoint's, and no one said which one counts; one line for each value."""
-
-
-@dataclass(frozen=True)
-class Reconciled:
+class Reconciled(Record):
     """The plan to train by, and a line for the log for each value that was decided."""
 
     plan: LearningRatePlan

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from trainer.config.card import MOST_RAMP_LEVELS, CurriculumSection, Problem, TrainerConfig
+from trainer.contract.errors import RangeError
 from trainer.schedule.curriculum import count_lengths
 from trainer.schedule.learning_rate import decay_samples_of, plan_of, warmup_samples_of
-from trainer.schedule.skip import RangeError, parse_range
+from trainer.schedule.skip import parse_range
 
 
 def schedule_problems(config: TrainerConfig) -> list[Problem]:

@@ -14,13 +14,10 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
 from trainer.config.card import TrainerConfig
+from trainer.contract.errors import RangeError
 from trainer.contract.record import Record
 from trainer.contract.recovery import IterationRange
 from trainer.schedule.path import Position, path_of
-
-
-class RangeError(ValueError):
-    """A range of iterations that is not one; the text says which and why."""
 
 
 def parse_ranges(texts: Iterable[str]) -> tuple[IterationRange, ...]:

@@ -11,11 +11,11 @@ from typing import Any
 
 from trainer.config.card import TrainerConfig
 from trainer.contract.checkpoint_names import checkpoint_step
-from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.errors import CheckpointError, ScheduleMismatch
 from trainer.contract.record import Record
 from trainer.contract.resumable import ResumeNeed
 from trainer.schedule.learning_rate import plan_of
-from trainer.schedule.resume import Reconciled, ScheduleMismatch, reconcile
+from trainer.schedule.resume import Reconciled, reconcile
 
 OPTIMIZER_KEYS = (
     "type", "beta1", "beta2", "epsilon", "weight_decay", "clip_grad", "lamb_variant", "lamb_norms", "embedding_alpha",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 
 from trainer.config.card import TrainerConfig
 from trainer.config.run import RunSection
 from trainer.contract.attempt import AttemptIdentity
 from trainer.contract.corruption import judge
+from trainer.contract.documents import document
 from trainer.contract.files import write_json
 from trainer.contract.requests import RequestAnswer, leave_answer
 from trainer.engine import Engine
@@ -102,7 +103,7 @@ class CorruptionWatch:
         place = self.config.paths.corruptions / f"{self.attempt.job_id}-{self.attempt.launch}-{iteration}.json"
         value = {
             "time": time.time(), "job_id": self.attempt.job_id, "launch": self.attempt.launch,
-            "iteration": iteration, "suspects": [asdict(suspect) for suspect in suspects],
+            "iteration": iteration, "suspects": [document(suspect) for suspect in suspects],
         }  # fmt: skip
         try:
             write_json(place, value)

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from statistics import median
 
+from msgspec.structs import replace
+
 from trainer.config.card import RecoverySection
+from trainer.contract.errors import NotFiniteError
+from trainer.contract.record import Record
 from trainer.contract.recovery import IterationRange, RollBack, Spike, SpikeKind
 
 CONSECUTIVE_NORMS = 2  # high gradient norms in a row that make a spike; a single one is noise
@@ -21,12 +24,7 @@ LEARNING_STEPS = 10  # steps seen before a median means anything
 CALM_STEPS = 10  # ordinary steps in a row that end a spike
 
 
-class NotFiniteError(RuntimeError):
-    """The training has diverged: going on, or saving, would be worth nothing. One line."""
-
-
-@dataclass(frozen=True)
-class DroppedSteps:
+class DroppedSteps(Record):
     """Steps in a row that changed nothing, because their numbers were not finite: how many, and how many may be.
 
     `most` is 0 where they are not counted.
@@ -50,8 +48,7 @@ class DroppedSteps:
             )
 
 
-@dataclass(frozen=True)
-class SpikeDetector:
+class SpikeDetector(Record):
     """Everything the rule remembers; `observe` gives the next one. A new attempt starts with an empty one.
 
     High values are not learnt, so a spike does not lift the median it is measured by. A level that stays high for
@@ -147,8 +144,7 @@ def _median(values: tuple[float, ...]) -> float:
 
 
 # ----------------------------------------------------------------------------- what to do about it
-@dataclass(frozen=True)
-class Flag:
+class Flag(Record):
     """Say that there is a spike, and train on. `why` is given where a roll-back was wanted and cannot be."""
 
     spike: Spike

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from trainer.checkpoint.publishing import Fence
 from trainer.config.card import TrainerConfig
-from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.errors import CheckpointError
 from trainer.contract.files import now
 from trainer.contract.paths import RunPaths
 from trainer.contract.recovery import RecoveryRecord, RollBack, read_recovery, write_recovery

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
-from tr11ops.cluster.base import Job, JobState, Node, SchedulerError, SchedulerUnreachable
+from tr11ops.base.errors import SchedulerError, SchedulerUnreachable
+from tr11ops.cluster.base import Job, JobState, Node
 from tr11ops.cluster.parts import covers
 
 

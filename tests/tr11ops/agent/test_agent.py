@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from msgspec import to_builtins
 
 from tests.waiting import until
 from tr11ops.agent import allocation
@@ -224,7 +225,7 @@ def node_agent(
 
 
 def test_a_trainer_that_stays_after_its_end_marker_is_ended(tmp_path):
-    (tmp_path / "end.json").write_text(json.dumps({**vars(marker("finished")), "launch": 1}))
+    (tmp_path / "end.json").write_text(json.dumps({**to_builtins(marker("finished")), "launch": 1}))
     child = node_agent(
         tmp_path,
         "import os, signal, time; signal.signal(15, signal.SIG_IGN); os.fork(); os.write(1, b'%d\\n' % os.getpid()); time.sleep(600)",

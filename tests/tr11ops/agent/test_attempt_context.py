@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tr11ops.agent.allocation import Allocation, SchedulerKind
 from tr11ops.agent.attempt_context import AttemptContext, AttemptObservations
 from tr11ops.agent.relaunch import first_nodes
 from tr11ops.agent.step import LineTee
-from tr11ops.cluster.base import Node, SchedulerError
+from tr11ops.base.errors import SchedulerError
+from tr11ops.cluster.base import Node
 from tr11ops.runcard.card import load_card, shipped_folder
 from tr11ops.rundir.exclusion import Exclusion, NodeStanding
 from tr11ops.rundir.exclusions import Version, exclude, include, ledger_text

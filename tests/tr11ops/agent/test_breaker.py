@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.tr11ops.agent.queues import Queue, job
 from tr11ops.agent.breaker import (
@@ -20,7 +20,8 @@ from tr11ops.agent.breaker import (
     read_burned,
     why_not_begin,
 )
-from tr11ops.cluster.base import Job, JobState, SchedulerUnreachable
+from tr11ops.base.errors import SchedulerUnreachable
+from tr11ops.cluster.base import Job, JobState
 from tr11ops.queue.queued_jobs import PendingChanges, PendingJobs
 from tr11ops.rundir.attempts import AttemptVerdict, LaunchRecord, of_failure, without_restart
 from tr11ops.rundir.paths import RunDirectory

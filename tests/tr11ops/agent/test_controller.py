@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[3]
 AGENT = """
 import json, os, sys, time
 from pathlib import Path
-from dataclasses import asdict
+from msgspec import to_builtins
 from trainer.contract.end_marker import EndMarker; from trainer.contract.paths import RunPaths; from trainer.contract.files import append_line, write_json
 from trainer.contract.requests import new_request
 attempt, launch, rank = Path(sys.argv[1]), int(sys.argv[2]), int(os.environ["TR11_NODE_RANK"])
@@ -78,7 +78,7 @@ if "whole-but-wrong" in part:  # what begins from step 20 fails at 23, what begi
         sys.exit(1)
 if rank == 0 and "refuse" in part:
     marker = EndMarker("refused", 0, None, False, "bad input", time.time(), "h", attempt.name, launch)
-    write_json(attempt / "end.json", asdict(marker))
+    write_json(attempt / "end.json", to_builtins(marker))
     sys.exit(1)
 if "die" in part:
     if rank == 1:
@@ -93,7 +93,7 @@ else:
     reason = "finished"
 if rank == 0:
     marker = EndMarker(reason, launch, None, reason == "signal", "the end", time.time(), "h", attempt.name, launch)
-    write_json(attempt / "end.json", asdict(marker))
+    write_json(attempt / "end.json", to_builtins(marker))
 """
 
 SCRIPT = """

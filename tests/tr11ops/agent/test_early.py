@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from tests.tr11ops.launch.run_inputs import write_card
 from tr11ops.agent import early

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.tr11ops.agent.queues import job
 from tr11ops.agent.allocation import Allocation
@@ -15,7 +15,8 @@ from tr11ops.agent.attempt_context import AttemptContext, AttemptObservations
 from tr11ops.agent.job_follower import of_ended_job
 from tr11ops.agent.job_watch import LOOK_SECONDS, NEAR_LOOK_SECONDS, JobWatch, seconds_to_next_look
 from tr11ops.agent.step import LineTee
-from tr11ops.cluster.base import Job, JobState, SchedulerError, SchedulerUnreachable
+from tr11ops.base.errors import SchedulerError, SchedulerUnreachable
+from tr11ops.cluster.base import Job, JobState
 from tr11ops.runcard.card import load_card, shipped_folder
 
 NODES = ("n1", "n2", "n3")

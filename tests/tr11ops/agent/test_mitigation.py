@@ -6,17 +6,17 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.tr11ops.agent.queues import Queue, job
 from tests.tr11ops.launch.run_inputs import write_card
 from tr11ops.agent.mitigation import ActingAttempt, Mitigation
 from tr11ops.agent.recurrence import NodeFault
 from tr11ops.agent.step import LineTee
-from tr11ops.cluster.base import SchedulerError
+from tr11ops.base.errors import SchedulerError
 from tr11ops.cluster.pending_reasons import is_held
 from tr11ops.diagnose.attribution.evidence import Attribution, Kind
 from tr11ops.queue.held_jobs import held_jobs

@@ -18,9 +18,10 @@ import pytest
 
 from tests.end_to_end import TR11, Playground
 from tests.plugins.worker_server import worker_python
-from tr11ops.agent.channel import Channel, ChannelBusy, ChannelLost, Greeting, greet
+from tr11ops.agent.channel import Channel, Greeting, greet
 from tr11ops.agent.peers import Newcomer, objection
-from tr11ops.agent.rendezvous import Rendezvous, RendezvousError, read_rendezvous
+from tr11ops.agent.rendezvous import Rendezvous, read_rendezvous
+from tr11ops.base.errors import ChannelBusy, ChannelLost, RendezvousError
 from tr11ops.twin.ports import claimed_ports
 from trainer.contract.state_file import read_json
 

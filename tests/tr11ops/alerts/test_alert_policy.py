@@ -8,6 +8,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.tr11ops.alerts.office import ANA, BEN, CLEO, DAY, HOUR, LIST, MINUTE, NOON, at
 from tests.tr11ops.launch.run_inputs import write_card
@@ -20,9 +21,8 @@ THREE = Policy("r", "/r", rota=(ANA, BEN, CLEO), recipients=(LIST,), rota_start=
 
 
 def policy(**changes: object) -> Policy:
-    import dataclasses
 
-    return dataclasses.replace(THREE, **changes)  # type: ignore[arg-type]
+    return replace(THREE, **changes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from tests.tr11ops.alerts.office import ANA, CRITICAL, HOUR, INFO, MINUTE, NOON, WARNING, finding
 from tr11ops.alerts.changes import acknowledge, resolve

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from tests.tr11ops.alerts.office import ANA, CRITICAL, INFO, LIST, MINUTE, NOON, WARNING, finding
 from tr11ops.alerts.changes import acknowledge, apply, resolve_prefix

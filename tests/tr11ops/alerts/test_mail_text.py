@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable
 
 import pytest
+from msgspec.structs import replace
 
 from tests.tr11ops.alerts.office import (
     ANA,
@@ -256,7 +256,7 @@ def test_only_what_works_is_offered_as_acknowledgement() -> None:
     text = message_of(HANG)
     assert re.search(r"^  tr11 alerts ack --run tr11.toml [0-9a-f]{12}$", text, re.MULTILINE)
     assert "Replies to this mail are not read" in text and "/runs/small/state/alerts/replies/" in text
-    read = message_of(HANG, policy=Policy(**{**vars(POLICY), "reads_replies": True}))
+    read = message_of(HANG, policy=replace(POLICY, reads_replies=True))
     assert "  reply to this mail with the one word: ack" in read and "not read" not in read
 
 
@@ -368,7 +368,7 @@ def test_each_command_of_a_mail_means_the_run_in_any_folder() -> None:
     state, messages = tell(state, POLICY, NOON)
     text = next(message.body for message in messages if len(message.alerts) == 2)
     assert f"   Type: cd /home/ana && {slow.fix}\n" in text and f"   Type: cd /home/ana && {full.fix}\n" in text
-    policy = dataclasses.replace(POLICY, resolve_after=1)
+    policy = replace(POLICY, resolve_after=1)
     later = NOON + HOUR
     _, (over,) = tell(look(state, [slow, full], frozenset(), policy, later), policy, later)
     assert over.subject.startswith("[OK] small: over: ")
@@ -385,7 +385,7 @@ def test_the_run_is_named_at_one_place_in_every_command() -> None:
 
 
 def test_a_cost_of_seconds_is_no_cost() -> None:
-    cheap = dataclasses.replace(SPELL, lost_hours=0.0003, wanted_hours=0.002)
+    cheap = replace(SPELL, lost_hours=0.0003, wanted_hours=0.002)
     assert "Cost:" in message_of(HANG, RunSituation(since=lambda _: SPELL))
     assert "Cost:" not in message_of(HANG, RunSituation(since=lambda _: cheap))
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.tr11ops.alerts.office import ANA, BEN, HOUR, MINUTE, NOON, Mailbox, Office, finding
-from tr11ops.alerts.changes import NoSuchAlert, resolve_prefix, seconds_of
+from tr11ops.alerts.changes import resolve_prefix, seconds_of
+from tr11ops.base.errors import NoSuchAlert
 
 Make = Callable[..., Office]
 RECIPIENTS = f'recipients=["{ANA}"]'

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Iterable
@@ -10,6 +9,7 @@ from datetime import time
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.tr11ops.alerts.office import ANA, BEN, CLEO, CRITICAL, HOUR, INFO, LIST, MINUTE, NOON, WARNING, finding
 from tr11ops.alerts import incidents
@@ -58,8 +58,8 @@ def person(alert_state: AlertState, action: str, now: float) -> AlertState:
 @given(looks=st.lists(LOOK, min_size=1, max_size=15), quiet=st.booleans(), resolve_after=st.integers(1, 3))
 @settings(max_examples=100, deadline=None)
 def test_the_promises_of_the_table(looks: list[dict[str, object]], quiet: bool, resolve_after: int) -> None:
-    policy = dataclasses.replace(POLICY, resolve_after=resolve_after)
-    policy = policy if quiet else dataclasses.replace(policy, quiet_hours=None)
+    policy = replace(POLICY, resolve_after=resolve_after)
+    policy = policy if quiet else replace(policy, quiet_hours=None)
     alert_state, now = AlertState(), NOON
     said: dict[str, list[Message]] = defaultdict(list)
     digests: list[float] = []
@@ -138,7 +138,7 @@ def each_alert(messages: Iterable[Message], alert_state: AlertState) -> list[Mes
             alert = alert_state.find(name)
             assert alert is not None
             to = (*found[name].to, *message.to) if name in found else message.to
-            found[name] = dataclasses.replace(
+            found[name] = replace(
                 message, alert=name, kind=kind, severity=alert.severity, to=to, thread=alert.thread,
                 message_id=alert.thread,
             )  # fmt: skip
@@ -172,7 +172,7 @@ def test_findings_of_one_fingerprint_are_one_alert() -> None:
 def test_a_clock_that_ran_ahead_silences_nothing() -> None:
     """A look with a clock two years ahead, then looks with the right one."""
     ahead = NOON + 730 * 86400
-    policy = dataclasses.replace(POLICY, resolve_after=1)
+    policy = replace(POLICY, resolve_after=1)
     alert_state, _ = advance(AlertState(), [finding()], frozenset(), policy, ahead)
     alert_state, _ = advance(alert_state, [], frozenset(), policy, ahead + 1)
     alert_state, messages = advance(alert_state, [finding()], frozenset(), policy, NOON)
@@ -231,7 +231,7 @@ def test_a_second_lost_node_is_said_a_minute_after_the_first() -> None:
 
 
 def test_worse_than_before_is_said_within_the_hour_of_all_clear() -> None:
-    policy = dataclasses.replace(POLICY, resolve_after=1)
+    policy = replace(POLICY, resolve_after=1)
     alert_state, _ = advance(AlertState(), [finding(severity=WARNING)], frozenset(), policy, NOON)
     alert_state, over = advance(alert_state, [], frozenset(), policy, NOON + MINUTE)
     assert [m.kind for m in over] == ["cleared"]

@@ -20,7 +20,7 @@ from tr11ops.alerts.dead_man import ping
 from tr11ops.alerts.people import send_test
 from tr11ops.alerts.secret_file import secret_lines, shown
 from tr11ops.alerts.url_route import UrlRoute
-from tr11ops.base.private_file import PrivateFileError
+from tr11ops.base.errors import PrivateFileError
 
 SECRET = "hunter2tr0ub4dor"
 Make = Callable[..., Office]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 
-from tr11ops.backup.base import Archive, ArchiveUnavailable
+from tr11ops.backup.base import Archive
+from tr11ops.base.errors import ArchiveUnavailable
 
 QUANTUM = 256 << 10
 LARGE = 8 * QUANTUM + 17  # goes through a session of 9 requests; what fits in one request needs none

@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from tr11ops.backup.base import ARCHIVE_RETRIES, Archive, RemoteFile, Unread, Upload
 from tr11ops.backup.copying import copy_source

@@ -15,10 +15,15 @@ import struct
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal
 from urllib.parse import parse_qs, urlsplit
+
+import msgspec
+from msgspec.structs import replace
+
+from trainer.contract.record import Record
 
 Kind = Literal[
     "answer",
@@ -35,8 +40,7 @@ Kind = Literal[
 ]
 
 
-@dataclass(frozen=True)
-class Fault:
+class Fault(Record):
     """What is done to requests of a method whose target contains a text: after `skip` of them, to `times` of them.
 
     answer: `status` instead of the server's, with `body` where one is given; deaf: the same, and the request's body is
@@ -49,7 +53,7 @@ class Fault:
     method: str = ""
     text: str = ""
     status: int = 503
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     message: str = "planted"
     at: int = 0
     times: int = 1

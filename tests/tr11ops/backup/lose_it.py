@@ -9,18 +9,19 @@ import contextlib
 import io
 import json
 import time
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 import pytest
+from msgspec.structs import replace
 
 from tests.plugins.object_store_fixture import ObjectStore
 from tests.tr11ops.backup.round_cases import Rounds, flip
-from tr11ops.backup.base import ARCHIVE_RETRIES, ArchivePermanentError
+from tr11ops.backup.base import ARCHIVE_RETRIES
 from tr11ops.backup.restorable import restorable
 from tr11ops.backup.restore import restore_checkpoint
 from tr11ops.backup.round_values import BackupContext, RoundResult
+from tr11ops.base.errors import ArchivePermanentError
 from tr11ops.checkpoints.catalogue import Catalogue, read_catalogue
 from tr11ops.checkpoints.prune import Pruner, PruneResult
 from tr11ops.checkpoints.use import Clocks
@@ -28,6 +29,7 @@ from tr11ops.cli.main import execute
 from tr11ops.rundir.copies import CopyRecord
 from trainer.contract.checkpoint_names import checkpoint_steps
 from trainer.contract.manifest import Manifest, manifest_faults
+from trainer.contract.record import Record
 
 Kind: TypeAlias = Literal["folder", "tar", "bucket"]
 KINDS: tuple[Kind, ...] = ("folder", "tar", "bucket")
@@ -189,8 +191,7 @@ def second(case: Case, memory: Path) -> Case:
     return other
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(Record):
     """What a command printed, refusals too, and its exit code."""
 
     exit_code: int

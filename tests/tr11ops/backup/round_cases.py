@@ -7,9 +7,10 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from tests.tr11ops.backup.copy_cases import OddArchive, make_checkpoint
 from tr11ops.backup.archives import open_archive

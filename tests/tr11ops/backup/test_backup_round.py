@@ -13,10 +13,10 @@ import pytest
 from tests.tr11ops.backup.copy_cases import contents
 from tests.tr11ops.backup.round_cases import DAY, NOW, Rounds, flip, receipts_below
 from tr11ops.backup import reread
-from tr11ops.backup.base import ArchiveFull, ArchivePermanentError, ArchiveUnavailable
 from tr11ops.backup.ledger import last_state
 from tr11ops.backup.restorable import restorable
 from tr11ops.backup.restore import restore_checkpoint
+from tr11ops.base.errors import ArchiveFull, ArchivePermanentError, ArchiveUnavailable
 from tr11ops.observe.operation import Copied, CopyStatus
 from tr11ops.observe.operation_files import read_copy
 

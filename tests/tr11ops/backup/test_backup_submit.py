@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.tr11ops.backup.round_cases import Rounds
 from tr11ops.backup.submit import EARLY_SECONDS, Queued, SubmitContext, jobs_of, request_of, submit
-from tr11ops.cluster.base import BatchRequest, Job, JobState, SchedulerError, SchedulerUnreachable
+from tr11ops.base.errors import SchedulerError, SchedulerUnreachable
+from tr11ops.cluster.base import BatchRequest, Job, JobState
 from tr11ops.cron.scripts import Invocation
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.plugins.memory_fixture import in_memory
 from tests.tr11ops.backup.checkpoint_copies import FORMATS, LOCATION, far, nothing_published
@@ -23,11 +23,18 @@ from tests.tr11ops.backup.copy_cases import (
     make_checkpoint,
     quick,
 )
-from tr11ops.backup.base import ARCHIVE_RETRIES, ArchiveError, ArchiveFull, ArchivePermanentError, ArchiveUnavailable
+from tr11ops.backup.base import ARCHIVE_RETRIES
 from tr11ops.backup.copying import work_bytes
 from tr11ops.backup.folder import FolderArchive
 from tr11ops.backup.receipts import list_receipts, read_receipt
-from tr11ops.backup.transfer import CopyDiffers, CopyError
+from tr11ops.base.errors import (
+    ArchiveError,
+    ArchiveFull,
+    ArchivePermanentError,
+    ArchiveUnavailable,
+    CopyDiffers,
+    CopyError,
+)
 from trainer.contract.manifest import Manifest, manifest_faults
 
 ERRORS = {"away": ArchiveUnavailable, "full": ArchiveFull, "refused": ArchivePermanentError}

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import random
 import threading
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from tr11ops.backup.base import ARCHIVE_RETRIES, ArchivePermanentError, ArchiveUnavailable
+from tr11ops.backup.base import ARCHIVE_RETRIES
 from tr11ops.backup.rate import BURST_SECONDS, RateLimiter
-from tr11ops.backup.transfer import CopyStopped, Transfer
+from tr11ops.backup.transfer import Transfer
+from tr11ops.base.errors import ArchivePermanentError, ArchiveUnavailable, CopyStopped
 from tr11ops.base.retry import LONGEST_ASKED_SECONDS, retry
 from tr11ops.runcard.copies import BackupSection
 

@@ -14,7 +14,7 @@ from tests.tr11ops.backup.copy_cases import VARIANT, OddArchive, copy, make_arch
 from tr11ops.backup.copying import work_bytes
 from tr11ops.backup.folder import FolderArchive
 from tr11ops.backup.receipts import list_receipts, parse_receipt
-from tr11ops.backup.transfer import CheckpointChanged, CopyError, CopyStopped, SourceDamaged
+from tr11ops.base.errors import CheckpointChanged, CopyError, CopyStopped, SourceDamaged
 
 
 # ----------------------------------------------------------------------------- the source

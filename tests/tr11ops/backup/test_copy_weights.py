@@ -13,7 +13,8 @@ from tests.trainer.checkpoint.memory_source import Sizes, differences, extras_of
 from trainer.checkpoint.__main__ import main
 from trainer.checkpoint.reader import check_digests, open_checkpoint
 from trainer.checkpoint.rewrite import write_checkpoint
-from trainer.contract.checkpoints import CheckpointError, find_resumable
+from trainer.contract.checkpoints import find_resumable
+from trainer.contract.errors import CheckpointError
 from trainer.contract.manifest import Manifest
 
 SIZES = Sizes()

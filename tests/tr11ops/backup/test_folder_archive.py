@@ -16,9 +16,10 @@ import pytest
 from tests.tr11ops.backup.copy_cases import RUN, VARIANT, contents, copy, make_archive, make_checkpoint
 from tr11ops.backup import folder_files
 from tr11ops.backup.archives import archive_address, archive_key, open_archive
-from tr11ops.backup.base import ArchiveFull, ArchivePermanentError, ArchiveUnavailable, RemoteFile, hidden_name
+from tr11ops.backup.base import RemoteFile, hidden_name
 from tr11ops.backup.folder import MARKER_FILE, FolderArchive
 from tr11ops.backup.folder_files import part_path
+from tr11ops.base.errors import ArchiveFull, ArchivePermanentError, ArchiveUnavailable
 from tr11ops.runcard.card import RunCard, load_card, shipped_folder
 from tr11ops.rundir.copies import CopyRecord, write_copy
 from tr11ops.rundir.paths import RunDirectory

@@ -8,17 +8,17 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.plugins.object_store_fixture import ObjectStore
 from tests.tr11ops.backup.fault_proxy import Fault
 from tests.tr11ops.backup.lose_it import Case, copied, faults_of, invoke, refuse
 from tests.tr11ops.backup.round_cases import DAY, flip
-from tr11ops.backup.base import ArchivePermanentError, ArchiveUnavailable
 from tr11ops.backup.drill import LoadResult, choose_copy, run_drill
+from tr11ops.base.errors import ArchivePermanentError, ArchiveUnavailable
 from trainer.contract.checkpoint_names import read_latest
 
 

@@ -16,8 +16,9 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from tests.plugins.object_store_fixture import ObjectStore
 from tests.tr11ops.backup.fault_proxy import Fault
-from tr11ops.backup.base import Archive, ArchiveError, ArchivePermanentError, ArchiveUnavailable
+from tr11ops.backup.base import Archive
 from tr11ops.backup.remote import open_remote
+from tr11ops.base.errors import ArchiveError, ArchivePermanentError, ArchiveUnavailable
 
 TOKEN = "ya29.planted-access-token"
 KEY_ID = "planted-key-id-0123456789"

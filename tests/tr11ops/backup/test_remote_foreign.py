@@ -14,7 +14,8 @@ from tests.plugins.object_store_fixture import ObjectStore
 from tests.tr11ops.backup.bucket_cases import LARGE, QUANTUM, get, send, some_bytes
 from tests.tr11ops.backup.fault_proxy import Fault
 from tests.tr11ops.backup.round_cases import Rounds
-from tr11ops.backup.base import Archive, ArchivePermanentError, ArchiveUnavailable
+from tr11ops.backup.base import Archive
+from tr11ops.base.errors import ArchivePermanentError, ArchiveUnavailable
 
 KIND = {"kind": "storage#objects"}
 

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from tests.plugins.object_store_fixture import ObjectStore
 from tests.tr11ops.backup.bucket_cases import LARGE, QUANTUM, get, send, some_bytes
 from tests.tr11ops.backup.fault_proxy import Fault
-from tr11ops.backup.base import Archive, ArchiveError, ArchiveFull, ArchivePermanentError, ArchiveUnavailable
+from tr11ops.backup.base import Archive
 from tr11ops.backup.remote import open_remote
+from tr11ops.base.errors import ArchiveError, ArchiveFull, ArchivePermanentError, ArchiveUnavailable
 
 
 @pytest.fixture

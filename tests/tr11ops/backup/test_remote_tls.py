@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from tests.plugins.object_store_fixture import ObjectStore
 from tests.tr11ops.backup.fault_proxy import FaultProxy
-from tr11ops.backup.base import ArchivePermanentError, ArchiveUnavailable
+from tr11ops.base.errors import ArchivePermanentError, ArchiveUnavailable
 
 
 @pytest.fixture

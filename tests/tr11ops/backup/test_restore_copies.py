@@ -8,12 +8,12 @@ import random
 import subprocess
 import tarfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.plugins.object_store_fixture import ObjectStore
 from tests.tr11ops.backup.copy_cases import (
@@ -28,11 +28,11 @@ from tests.tr11ops.backup.copy_cases import (
 )
 from tests.tr11ops.backup.fault_proxy import Fault
 from tests.tr11ops.backup.remote_nursery import RemoteNursery
-from tr11ops.backup.base import ARCHIVE_RETRIES, Archive, ArchiveUnavailable
+from tr11ops.backup.base import ARCHIVE_RETRIES, Archive
 from tr11ops.backup.remote import open_remote
 from tr11ops.backup.restorable import cautions, restorable, unreceipted
-from tr11ops.backup.restore import RestoreError, restore_checkpoint, restore_file
-from tr11ops.backup.transfer import CopyStopped
+from tr11ops.backup.restore import restore_checkpoint, restore_file
+from tr11ops.base.errors import ArchiveUnavailable, CopyStopped, RestoreError
 from tr11ops.rundir.copies import CopiedFile
 from trainer.contract.manifest import Manifest, manifest_faults
 

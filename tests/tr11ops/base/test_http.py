@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from tr11ops.alerts.dead_man import ping
-from tr11ops.backup.base import ArchiveError, ArchiveUnavailable
 from tr11ops.backup.remote_errors import error_of_status
-from tr11ops.base.http import NetworkError, get, may_pass
+from tr11ops.base.errors import ArchiveError, ArchiveUnavailable, HubError, HubUnavailable, NetworkError
+from tr11ops.base.http import get, may_pass
 from tr11ops.hub.asking import ask
-from tr11ops.hub.base import HubError, HubUnavailable
 
 
 @contextmanager

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tr11ops.base.errors import LaunchBusy
 from tr11ops.base.invocation import GROUPS, WITHOUT_RUN, command_for, for_card
 from tr11ops.cli.main import COMMANDS, execute, load
-from tr11ops.launch.submit import LaunchBusy, launch_lock
+from tr11ops.launch.submit import launch_lock
 
 
 @pytest.mark.parametrize(

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import ClassVar
 
 from tr11ops.base.observed import Observed, Unknown, all_unknown, observed_fields, unknown_fields
+from trainer.contract.record import Record
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(Record):
     disk_use: Observed[int] = 0
     moment: float = 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Whole(Part):
+class Whole(Record, kw_only=True):
+    NAMES: ClassVar[dict[str, str]] = {"drill": "restore drill"}
     jobs: Observed[tuple[str, ...]]
-    drill: Observed[int | None] = field(default=None, metadata={"name": "restore drill"})
+    drill: Observed[int | None] = None
+    part: Part = Part()
     seen_by: str = ""
 
 
 def test_the_fields_that_may_be_unknown_by_their_annotation() -> None:
-    assert observed_fields(Whole) == {"jobs": "jobs", "drill": "restore drill", "disk_use": "disk use"}
+    assert observed_fields(Whole, Part) == {"jobs": "jobs", "drill": "restore drill", "disk_use": "disk use"}
 
 
 def test_each_cause_is_one_line() -> None:
     away, torn = Unknown("no answer"), Unknown("it is torn")
-    assert list(unknown_fields(Whole(jobs=away, drill=torn, disk_use=away))) == [
+    assert list(unknown_fields(Whole(jobs=away, drill=torn), Part(disk_use=away))) == [
         "jobs, disk use: no answer",
         "restore drill: it is torn",
     ]
@@ -35,5 +36,5 @@ def test_each_cause_is_one_line() -> None:
 
 def test_all_unknown_leaves_out_what_is_never_unknown() -> None:
     why = Unknown("not mounted")
-    whole = Whole(**all_unknown(Whole, why), seen_by="ana")
-    assert (whole.jobs, whole.drill, whole.disk_use, whole.moment) == (why, why, why, 0.0)
+    whole = Whole(**all_unknown(Whole, why), seen_by="ana", part=Part(**all_unknown(Part, why)))
+    assert (whole.jobs, whole.drill, whole.part, whole.seen_by) == (why, why, Part(why, 0.0), "ana")

@@ -6,10 +6,11 @@ import random
 from collections.abc import Callable
 
 import pytest
+from msgspec.structs import replace
 
 from tr11ops.backup.base import ARCHIVE_RETRIES
-from tr11ops.base.retry import RetryPolicy, Unavailable, retry
-from tr11ops.cluster.base import SchedulerError, SchedulerUnreachable
+from tr11ops.base.errors import SchedulerError, SchedulerUnreachable, Unavailable
+from tr11ops.base.retry import RetryPolicy, retry
 from tr11ops.hub.asking import remote_retries
 from tr11ops.hub.base import hub_retries
 
@@ -46,7 +47,7 @@ def policies(scene: Scene, chance: float = 0.0) -> dict[str, RetryPolicy]:
         "status --remote": remote_retries(scene.sleep, scene.said.append, 3, longest=20.0, spread=0.2),
         "logs --follow": remote_retries(scene.sleep, scene.said.append, None, longest=300.0, spread=0.2, most=300.0),
     }
-    return {name: RetryPolicy(**{**vars(policy), **own}) for name, policy in found.items()}
+    return {name: replace(policy, **own) for name, policy in found.items()}
 
 
 @pytest.mark.parametrize(
@@ -144,7 +145,7 @@ def test_what_is_said() -> None:
     retry(scene.failing(*failures), policy, restored="it answers again")
     assert scene.said == ["away: trying again in 1 s", "answers 503: trying again in 4 s", "it answers again"]
     scene.said.clear()
-    retry(scene.failing(*failures), RetryPolicy(**{**vars(policy), "says_all": True}))
+    retry(scene.failing(*failures), replace(policy, says_all=True))
     assert len(scene.said) == 3
     scene.said.clear()
     assert retry(lambda: "done", policy, restored="it answers again") == "done" and scene.said == []

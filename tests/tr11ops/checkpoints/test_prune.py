@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.tr11ops.checkpoints.shelf import NOW, Shelf, policy
+from tr11ops.base.errors import PruneBusy
 from tr11ops.checkpoints import prune as pruning
 from tr11ops.checkpoints.pins import pin, state_folder
-from tr11ops.checkpoints.prune import BEGUN, FAILED, LEFT, REMOVED, PruneBusy
+from tr11ops.checkpoints.prune import BEGUN, FAILED, LEFT, REMOVED
 from tr11ops.checkpoints.quarantine import doomed_name, hidden_name, list_quarantined
 from tr11ops.checkpoints.removal import hide
 from tr11ops.rundir.claims import Claim, ClaimFolder
@@ -197,7 +199,7 @@ def test_a_step_saved_again_meanwhile_is_not_touched(shelf: Shelf, monkeypatch: 
     assert outcome.result == "kept" and "its name was taken meanwhile" in outcome.text
     anew = shelf.prints([100])
     ClaimFolder(shelf.directory, "copy-store").write(
-        Claim(**{**ClaimFolder(shelf.directory, "copy-store").newest().__dict__, "held": False})  # type: ignore[union-attr]
+        replace(ClaimFolder(shelf.directory, "copy-store").newest(), held=False)  # type: ignore[union-attr]
     )
     monkeypatch.undo()
     write_atomically(shelf.folder / "latest", "global_step100")
@@ -266,7 +268,7 @@ def test_one_prune_at_a_time(shelf: Shelf) -> None:
     assert mine is not None
     with pytest.raises(PruneBusy, match=f"a prune is running already: process {os.getpid()}"):
         shelf.pruner().run()
-    claims.write(Claim(**{**mine.__dict__, "held": False}))
+    claims.write(replace(mine, held=False))
     assert shelf.pruner().run().freed == 256
 
 

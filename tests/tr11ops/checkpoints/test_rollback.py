@@ -6,22 +6,21 @@ import itertools
 import json
 import time
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.forks import killed_at
 from tests.tr11ops.checkpoints.shelf import Shelf
 from tests.trainer.schedule_cards import card
+from tr11ops.base.errors import NotPossible, TrainerAlive
 from tr11ops.checkpoints import rollback
 from tr11ops.checkpoints.rollback import (
     BEGUN,
     DONE,
-    NotPossible,
     RollbackPlan,
-    TrainerAlive,
     carry_out,
     claimed,
     finish_pending,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import asdict, replace
 
 import pytest
+from msgspec import to_builtins
+from msgspec.structs import replace
 
 from tests.tr11ops.checkpoints.shelf import Shelf
 from tr11ops.checkpoints.use import LEASE_SECONDS, Uses, read_uses, restart_uses
@@ -160,7 +161,7 @@ def test_a_claim_that_cannot_be_read_is_not_known(shelf: Shelf) -> None:
     (folder / "1.json").write_text("{")
     with pytest.raises(ValueError, match="the claim of copy-store cannot be read"):
         uses(shelf)
-    write_json(folder / "2.json", {**asdict(Claim.of_this_process(time.time(), 60)), "held": False})
+    write_json(folder / "2.json", {**to_builtins(Claim.of_this_process(time.time(), 60)), "held": False})
     assert uses(shelf) == Uses()
 
 

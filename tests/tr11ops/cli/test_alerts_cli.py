@@ -6,9 +6,9 @@ import getpass
 import json
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from tests.tr11ops.alerts.office import ANA, BEN, CRITICAL, HOUR, WARNING, Mailbox, Server, finding
 from tests.tr11ops.cli.local_bench import Answer, LocalBench

@@ -6,9 +6,9 @@ import json
 import os
 import shutil
 import signal
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from tests.tr11ops.backup.copy_cases import OddArchive, contents, make_checkpoint
 from tests.tr11ops.backup.round_cases import SMALL, flip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from msgspec.structs import replace
 
 from tests.tr11ops.detect.operation_cases import operated
 from tests.tr11ops.status_cases import HOUR, NOW, idle, snapshot, steps
@@ -23,7 +23,7 @@ FIRST = "attempt 7_1, launch 1: rank 1 on n08: it was ended by SIGSEGV"
 
 
 def concluded(said: Attribution, attempt: str = "1007") -> Diagnosis:
-    found = dataclasses.replace(judge([LogLaunch("")]), launch=attempt)
+    found = replace(judge([LogLaunch("")]), launch=attempt)
     return joined(found, Conclusion(said, by_agent=True, file="launches/2.json"))
 
 
@@ -48,8 +48,8 @@ def test_data_that_may_be_at_fault_are_passed_over() -> None:
 def test_a_node_beyond_the_limit_is_excluded_by_force_only() -> None:
     found = concluded(Attribution(Kind.NODE, "the second time on n20", 0.9, blamed=("n20",), evidence=("n20",)))
     run = operated()
-    tight = dataclasses.replace(run.run.operation, exclusion_cap_percent=0.0)
-    at_limit = dataclasses.replace(run, run=dataclasses.replace(run.run, operation=tight), exclusions=())
+    tight = replace(run.run.operation, exclusion_cap_percent=0.0)
+    at_limit = replace(run, run=replace(run.run, operation=tight), exclusions=())
     shown = screen(with_advice(found, advice(at_limit, found)))
     assert "`tr11 nodes exclude n20 --force --reason REASON`" in shown and "exclude n20 " in shown
     assert "tr11 nodes exclude n20" in screen(found)
@@ -58,7 +58,7 @@ def test_a_node_beyond_the_limit_is_excluded_by_force_only() -> None:
 def test_a_kill_while_the_loss_is_no_number_is_no_clean_end() -> None:
     found = concluded(Attribution(Kind.OPERATOR, "the kill switch is set", 1.0, evidence=("the kill switch is set",)))
     good, bad = steps()[-2:]
-    bad = dataclasses.replace(bad, record=dataclasses.replace(bad.record, lm_loss=float("nan")), job_id="1007")
+    bad = replace(bad, record=replace(bad.record, lm_loss=float("nan")), job_id="1007")
     told = with_advice(found, advice(snapshot(steps=(good, bad)), found))
     assert (told.fault.value, told.step.value) == ("numerics", "rollback_and_skip")
     assert f"--skip {bad.record.iteration}-{bad.record.iteration}" in screen(told)

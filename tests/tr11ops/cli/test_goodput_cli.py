@@ -10,7 +10,7 @@ import pytest
 
 from tests.tr11ops.goodput.eventful import CARD, eventful
 from tests.tr11ops.goodput.past import BEGIN, Past
-from tr11ops.cli.common import Refusal
+from tr11ops.base.errors import Refusal
 from tr11ops.cli.goodput import moment_of
 from tr11ops.cli.main import execute
 

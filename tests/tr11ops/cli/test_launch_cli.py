@@ -7,21 +7,23 @@ import re
 import shlex
 import subprocess
 import sys
-from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from msgspec import to_builtins
+from msgspec.structs import replace
 
 from tests.tr11ops.cli.local_bench import LocalBench
 from tests.tr11ops.cli.run_folder import run_directory
 from tests.tr11ops.launch.preflight_bench import MODEL
 from tests.tr11ops.launch.run_inputs import write_card, write_checkpoint
 from tr11ops.alerts.store import read_alert_state
+from tr11ops.base.errors import SchedulerUnreachable, SubmissionUnknown
 from tr11ops.cli.launch import prepare
-from tr11ops.cluster.base import BatchRequest, Node, SchedulerUnreachable
+from tr11ops.cluster.base import BatchRequest, Node
 from tr11ops.cluster.local import LocalScheduler
 from tr11ops.launch.session import check_launch
-from tr11ops.launch.submit import SubmissionUnknown, hold_launch_lock, submit
+from tr11ops.launch.submit import hold_launch_lock, submit
 from tr11ops.rundir.journal import read_journal
 from tr11ops.rundir.paths import parse_comment
 from trainer.contract.end_marker import EndMarker
@@ -143,7 +145,7 @@ def elsewhere(bench: LocalBench, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_finished_run_is_said_to_be_so_and_queues_nothing(bench: LocalBench) -> None:
     directory = run_directory(bench)
     write_checkpoint(directory.paths.checkpoints, 64, MODEL)  # all samples of the card
-    write_json(directory.paths.end_marker("3"), asdict(EndMarker("finished", 8, 64, False, "", 5.0, "h", "3")))
+    write_json(directory.paths.end_marker("3"), to_builtins(EndMarker("finished", 8, 64, False, "", 5.0, "h", "3")))
     refused = bench.launch("--array", "1-3")
     assert refused.code == 1 and "the training is finished, nothing is left to train: global_step64 has" in refused.out
     assert "nothing was submitted" in refused.out and bench.living() == []

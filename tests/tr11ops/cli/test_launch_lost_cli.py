@@ -6,17 +6,17 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.tr11ops.cli.local_bench import LocalBench
+from tr11ops.base.errors import LaunchBusy
 from tr11ops.cli.launch import prepare
 from tr11ops.cluster.base import BatchRequest, Job
 from tr11ops.cluster.local import LocalScheduler
 from tr11ops.launch.session import carry_out, check_launch
-from tr11ops.launch.submit import LaunchBusy
 from tr11ops.launch.successor import BatchJob, begin_attempt, queue_successor
 from tr11ops.rundir.paths import RunDirectory, Submission, new_tag, parse_comment
 from tr11ops.rundir.submissions import BEING_SUBMITTED, SUPERSEDED, is_superseded

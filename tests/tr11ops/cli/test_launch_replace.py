@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.tr11ops.cli.local_bench import LocalBench
-from tr11ops.cluster.base import BatchRequest, Job, SchedulerUnreachable
+from tr11ops.base.errors import SchedulerUnreachable
+from tr11ops.cluster.base import BatchRequest, Job
 from tr11ops.cluster.local import LocalScheduler
 from tr11ops.rundir.journal import read_journal
 from tr11ops.rundir.paths import RunDirectory, new_tag

@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 
 from tests.tr11ops.launch.run_inputs import write_card
 from tr11ops import __version__
+from tr11ops.base.errors import Refusal, SchedulerError, SchedulerUnreachable
 from tr11ops.cli import main
-from tr11ops.cli.common import Refusal
-from tr11ops.cluster.base import SchedulerError, SchedulerUnreachable
 from trainer.config.card import CardError, Problem
 
 ROOT = Path(__file__).parents[3]

@@ -5,21 +5,23 @@ from __future__ import annotations
 import json
 import shlex
 import time
-from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from msgspec import to_builtins
+from msgspec.structs import replace
 
 from tests.tr11ops.cli.local_bench import Answer, LocalBench
 from tests.tr11ops.cli.run_folder import run_directory
 from tests.tr11ops.detect.operation_cases import operated
+from tr11ops.base.errors import NodeNameError
 from tr11ops.cluster.base import Job, JobState, Node
 from tr11ops.cluster.local import LocalScheduler
 from tr11ops.detect import exclusion_cap
 from tr11ops.health.base import CheckOutcome, CheckResult
 from tr11ops.nodes.check import DIED, NodeCheck, check_nodes, judge, told, ways, without_failing_checks
 from tr11ops.nodes.health_job import HealthRequest, results_of
-from tr11ops.nodes.names import NodeNameError, resolve
+from tr11ops.nodes.names import resolve
 from tr11ops.nodes.note import support_note
 from tr11ops.nodes.view import queue_changes
 from tr11ops.rundir.exclusion import Exclusion, NodeStanding
@@ -448,8 +450,8 @@ def test_what_is_under_way_is_ended_when_the_person_has_enough() -> None:
 
 def test_a_request_travels_as_json() -> None:
     request = HealthRequest("a", inside="5", gpus=8, folder="/x", scripts=("/s",), skip=("memory",))
-    travelled = {**asdict(request), "scripts": ["/s"], "skip": ["memory"]}
-    assert json.loads(json.dumps(asdict(request))) == travelled
+    travelled = {**to_builtins(request), "scripts": ["/s"], "skip": ["memory"]}
+    assert json.loads(json.dumps(to_builtins(request))) == travelled
     with pytest.raises(ValueError):
         results_of([{"name": "x"}])
     with pytest.raises(ValueError):

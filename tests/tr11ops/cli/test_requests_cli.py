@@ -6,11 +6,12 @@ import json
 import os
 import tempfile
 import time
-from dataclasses import asdict, replace
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
+from msgspec import to_builtins
+from msgspec.structs import replace
 
 from tests.tr11ops.cli.local_bench import LocalBench
 from tests.tr11ops.cli.run_folder import run_directory
@@ -61,10 +62,12 @@ def test_checkpoint_now_waits_for_the_step(bench: LocalBench) -> None:
     assert request is not None and request.id > 0
     write_beats(bench, number, 4, request.id)
     answer = CheckpointAnswer(request.id, 77, "", 1.0, number)
-    directory.paths.answer(request.id).write_text(json.dumps(asdict(answer)))
+    directory.paths.answer(request.id).write_text(json.dumps(to_builtins(answer)))
     found = tr11(bench, "checkpoint-now", "--wait", "--json")  # asked for already: no one is asked again
     assert (found.code, found.json) == (0, {"schema": 1, "request": request.id, "answered": True, "checkpoint": 77})
-    directory.paths.answer(request.id).write_text(json.dumps(asdict(replace(answer, step=None, message="disk full"))))
+    directory.paths.answer(request.id).write_text(
+        json.dumps(to_builtins(replace(answer, step=None, message="disk full")))
+    )
     failed = tr11(bench, "checkpoint-now", "--wait")
     assert failed.code == 1 and "disk full" in failed.err
 
@@ -119,7 +122,7 @@ def test_a_check_of_the_arithmetic_shows_its_answer(bench: LocalBench) -> None:
     assert entry.data == {"request": request.id} and entry.why == "odd loss"
     for step, message, code in ((40, "iteration 40: 8 ranks computed as before", 0), (None, "SILENT CORRUPTION", 1)):
         answer = CheckpointAnswer(request.id, step, message, 1.0, number)
-        directory.paths.answer(request.id).write_text(json.dumps(asdict(answer)))
+        directory.paths.answer(request.id).write_text(json.dumps(to_builtins(answer)))
         with patch("tr11ops.cli.compute_check.new_request", return_value=request):
             told = tr11(bench, "compute-check", "--yes")
         assert told.code == code and message in told.out + told.err

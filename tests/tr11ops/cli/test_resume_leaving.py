@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
+from msgspec import to_builtins
+from msgspec.structs import replace
 
 from tests.tr11ops.cli.local_bench import NODES, LocalBench
 from tests.tr11ops.cli.run_folder import run_directory
@@ -31,7 +32,7 @@ def queue(bench: LocalBench) -> tuple[str, str]:
     marker = EndMarker("error", 5, None, True, "No space left on device", time.time(), "here", number)
     path = directory.paths.end_marker(number)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, asdict(marker))
+    write_json(path, to_builtins(marker))
     return number, bench.submit("true", NODES, "small", comment)
 
 

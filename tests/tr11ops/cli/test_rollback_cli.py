@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.tr11ops.cli.local_bench import Answer, LocalBench
 from tests.tr11ops.cli.run_folder import run_directory
 from tests.tr11ops.cli.trainings import running
 from tests.tr11ops.launch.run_inputs import write_checkpoint
-from tr11ops.cluster.base import SchedulerError
+from tr11ops.base.errors import SchedulerError
 from tr11ops.cluster.local import LocalScheduler
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.checkpoint_names import checkpoint_steps, read_latest

@@ -11,10 +11,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from msgspec import to_builtins
 
 from tests.tr11ops.cli.status_place import COMMAND, Place
 from tests.tr11ops.status_cases import record, save_checkpoint
@@ -53,7 +53,7 @@ def train(place: Place, job_id: str) -> None:
     rows = [
         {
             "kind": "step",
-            **asdict(record(n, total_iterations=421, seconds_per_iteration=0.4)),
+            **to_builtins(record(n, total_iterations=421, seconds_per_iteration=0.4)),
             "time": now - 30 + n,
             "job_id": job_id,
         }

@@ -7,10 +7,10 @@ import json
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from msgspec import to_builtins
 
 from tests.tr11ops.cli.local_bench import LocalBench
 from tests.tr11ops.cli.run_folder import run_directory
@@ -18,7 +18,8 @@ from tests.tr11ops.cli.trainings import END, running, trainer_script
 from tests.tr11ops.cli.typed_commands import held, tr11, write_beats
 from tests.tr11ops.launch.preflight_bench import MODEL
 from tests.tr11ops.launch.run_inputs import write_checkpoint
-from tr11ops.cluster.base import Job, JobState, SchedulerError
+from tr11ops.base.errors import SchedulerError
+from tr11ops.cluster.base import Job, JobState
 from tr11ops.cluster.local import LocalScheduler
 from tr11ops.queue.stop import Acknowledgements, acknowledgements
 from tr11ops.rundir.attempts import AttemptVerdict
@@ -266,7 +267,7 @@ def test_receipts_name_the_ranks_that_are_missing(bench: LocalBench) -> None:
     number = running(bench, "exec sleep 600")
     directory = run_directory(bench)
     request = new_request("kill", "ana", "", directory.root)
-    write_json(directory.kill_switch, asdict(request))
+    write_json(directory.kill_switch, to_builtins(request))
     write_beats(bench, number, 2, request.id)
     answer = tr11(bench, "kill", "--wait", "--timeout", "0", "--json")
     assert answer.json["receipts"]["missing"] == [{"rank": 2, "host": "node-1"}, {"rank": 3, "host": "node-1"}]
@@ -284,7 +285,7 @@ def test_a_wait_says_for_whom_and_what_ends_a_job_that_cannot_save(
     number = running(bench, "exec sleep 600")
     directory = run_directory(bench)
     request = new_request("kill", "ana", "", directory.root)
-    write_json(directory.kill_switch, asdict(request))
+    write_json(directory.kill_switch, to_builtins(request))
     write_beats(bench, number, 2, request.id)
     monkeypatch.setattr("tr11ops.queue.stop.QUIET_SECONDS", 0.0)
     said = tr11(bench, "kill", "--wait", "--timeout", "3").err

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import asdict
 
 from tests.tr11ops.cli.local_bench import Answer, LocalBench
 from tr11ops.rundir.paths import parse_comment
@@ -41,7 +42,7 @@ def end(bench: LocalBench, name: str, reason: str, iteration: int, job_id: str =
     attempt = bench.folder / "study" / name / "state" / "attempts" / job_id
     attempt.mkdir(parents=True, exist_ok=True)
     marker = EndMarker(reason, iteration, iteration, True, "", 2e9, "host", job_id)
-    write_json(attempt / "end.json", marker.__dict__)
+    write_json(attempt / "end.json", asdict(marker))
 
 
 def cells(bench: LocalBench) -> dict[str, str]:

@@ -7,9 +7,10 @@ import threading
 import pytest
 
 from tests.tr11ops.status_cases import pending, running
+from tr11ops.base.errors import SchedulerUnreachable
 from tr11ops.cluster import ahead
 from tr11ops.cluster.ahead import AskedAhead
-from tr11ops.cluster.base import Job, Node, SchedulerUnreachable
+from tr11ops.cluster.base import Job, Node
 
 
 class Slow:

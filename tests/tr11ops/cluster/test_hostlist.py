@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tr11ops.cluster.hostlist import MAXIMUM_NAMES, HostlistError, compress, expand
+from tr11ops.base.errors import HostlistError
+from tr11ops.cluster.hostlist import MAXIMUM_NAMES, compress, expand
 from tr11ops.twin.twin import Twin
 
 PREFIXES = st.sampled_from(["x", "jean-zay-iam", "r1n", "node-a-", "gpu_", "a9b"])

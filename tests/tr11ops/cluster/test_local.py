@@ -9,14 +9,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from tests.waiting import PATIENCE_SECONDS, is_gone, until
-from tr11ops.cluster.base import BatchRequest, Job, JobState, SchedulerError, SchedulerUnreachable
+from tr11ops.base.errors import SchedulerError, SchedulerUnreachable
+from tr11ops.cluster.base import BatchRequest, Job, JobState
 from tr11ops.cluster.local import LocalScheduler, LocalSettings
 from tr11ops.cluster.local_machine import machine_name
 from tr11ops.cluster.local_processes import with_environment

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.fake_gpus import lose_driver, plant_gpus
 from tests.waiting import until
-from tr11ops.cluster.base import BatchRequest, JobState, SchedulerError
+from tr11ops.base.errors import SchedulerError
+from tr11ops.cluster.base import BatchRequest, JobState
 from tr11ops.cluster.gpu_claims import claim
 from tr11ops.cluster.local import LocalScheduler, LocalSettings
 from tr11ops.cluster.local_machine import machine_name

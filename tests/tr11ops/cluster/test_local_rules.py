@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from tr11ops.base.errors import SchedulerError
 from tr11ops.base.nvidia import Gpu
 from tr11ops.cluster.arrays import format_ranges
-from tr11ops.cluster.base import BatchRequest, JobState, SchedulerError
+from tr11ops.cluster.base import BatchRequest, JobState
 from tr11ops.cluster.local_environment import interpreter, submitted_environment
 from tr11ops.cluster.local_machine import GpuList, LocalNode, local_nodes
 from tr11ops.cluster.local_records import (

@@ -8,23 +8,25 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.waiting import until
-from tr11ops.cluster.base import BatchRequest, Job, JobState, Scheduler, SchedulerError
+from tr11ops.base.errors import SchedulerError
+from tr11ops.cluster.base import BatchRequest, Job, JobState, Scheduler
 from tr11ops.cluster.local import LocalScheduler, LocalSettings
 from tr11ops.cluster.local_records import simulated_nodes
 from tr11ops.cluster.parts import tasks_of
 from tr11ops.cluster.select import choose_scheduler
+from trainer.contract.record import Record
 
 HOSTILE_NAME = 'it\'s "one" $(touch substituted) `touch ticked` ; %% \\ ü'
 
 
-@dataclass(frozen=True)
-class Limited:
+class Limited(Record):
     """A job that runs into its time limit while the other tests go on: Slurm's limits are whole minutes."""
 
     job_id: str

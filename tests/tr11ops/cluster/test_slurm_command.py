@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tr11ops.cluster.base import BatchRequest, SchedulerError, SchedulerUnreachable
+from tr11ops.base.errors import SchedulerError, SchedulerUnreachable
+from tr11ops.cluster.base import BatchRequest
 from tr11ops.cluster.slurm import SlurmScheduler
 from tr11ops.cluster.slurm_command import CommandResult, follow_command, run_command
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from tr11ops.cluster.base import BatchRequest, JobState, SchedulerError, SchedulerUnreachable
+from tr11ops.base.errors import SchedulerError, SchedulerUnreachable
+from tr11ops.cluster.base import BatchRequest, JobState
 from tr11ops.cluster.sbatch_options import sbatch_options, script_options
 from tr11ops.cluster.slurm import SlurmScheduler
 from tr11ops.cluster.slurm_command import CommandResult, client_environment, run_command

@@ -6,13 +6,14 @@ import os
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.waiting import until
-from tr11ops.cluster.base import BatchRequest, Job, JobState, SchedulerUnreachable
+from tr11ops.base.errors import SchedulerUnreachable
+from tr11ops.cluster.base import BatchRequest, Job, JobState
 from tr11ops.cluster.slurm import SlurmScheduler
 from tr11ops.cluster.slurm_command import CommandResult, run_command
 from tr11ops.twin.plan import TwinPlan

@@ -5,9 +5,12 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from tr11ops.cluster.base import BatchRequest, Job, JobState, Node, Partition, SchedulerError, SchedulerUnreachable
+from msgspec.structs import replace
+
+from tr11ops.base.errors import SchedulerError, SchedulerUnreachable
+from tr11ops.cluster.base import BatchRequest, Job, JobState, Node, Partition
 
 
 @dataclass

@@ -6,19 +6,20 @@ import itertools
 import os
 import subprocess
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.plugins.disk_fixture import Disk
 from tests.tr11ops.cron.cards import card
 from tests.tr11ops.cron.queues import Queue
 from tests.tr11ops.cron.rounds import run_directory
-from tr11ops.cluster.base import Job, JobState, SchedulerError
+from tr11ops.base.errors import ChainBusy, SchedulerError
+from tr11ops.cluster.base import Job, JobState
 from tr11ops.cluster.local_machine import GpuList, local_nodes
 from tr11ops.cluster.local_records import LocalSettings
 from tr11ops.cluster.local_rules import request_fault
@@ -26,7 +27,6 @@ from tr11ops.cluster.sbatch_options import sbatch_options
 from tr11ops.cron import chain as module
 from tr11ops.cron.chain import (
     Begun,
-    ChainBusy,
     ChainContext,
     begin_link,
     due_after,

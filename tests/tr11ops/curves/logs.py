@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from tr11ops.curves.steps import LoggedStep
 from trainer.contract.logline import StepRecord

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from tests.tr11ops.curves.logs import changed, quiet
 from tr11ops.curves.compare import compare

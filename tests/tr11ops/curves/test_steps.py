@@ -5,10 +5,10 @@ from __future__ import annotations
 import gzip
 import json
 import math
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from msgspec import to_builtins
 
 from tests.tr11ops.curves.logs import quiet
 from tr11ops.curves.judge import judge
@@ -61,7 +61,7 @@ def test_a_line_without_a_loss_has_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_packed", [False, True])
 def test_metrics_packed_or_not(tmp_path: Path, is_packed: bool) -> None:
-    records = [{"kind": "step", "time": 1e9, "job_id": "7", **asdict(step.record)} for step in quiet(1, 20)]
+    records = [{"kind": "step", "time": 1e9, "job_id": "7", **to_builtins(step.record)} for step in quiet(1, 20)]
     text = "".join(f"{json.dumps(record)}\n" for record in [*records, {"kind": "validation", "iteration": 20}])
     text += '{"iteration": 21, "cut'
     steps = read(tmp_path / "metrics.jsonl", gzip.compress(text.encode()) if is_packed else text)

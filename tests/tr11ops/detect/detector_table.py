@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any
+
+from msgspec.structs import replace
 
 from tests.tr11ops.status_cases import (
     DAY,
@@ -59,7 +60,7 @@ def beside(age: float) -> tuple[Job, Job]:
 
 
 def with_steps(given: Snapshot) -> Snapshot:
-    return dataclasses.replace(given, steps=steps(age=2 * HOUR))
+    return replace(given, steps=steps(age=2 * HOUR))
 
 
 # launches that began from a whole checkpoint failed twice at one step; a later save ends the doubt
@@ -308,7 +309,7 @@ TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
     ("switch set, nothing queued", idle(kill_switch=SWITCH), "kill-switch-left-on", []),
     (
         "switch set, runs on",
-        snapshot(jobs=(running(),), kill_switch=dataclasses.replace(SWITCH, time=NOW - 2 * HOUR)),
+        snapshot(jobs=(running(),), kill_switch=replace(SWITCH, time=NOW - 2 * HOUR)),
         "kill-switch-left-on",
         ["CRITICAL"],
     ),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from tests.tr11ops.status_cases import (
     DAY,
     HOUR,
     NOW,
+    changed,
     checkpoints,
     idle,
     pending,
@@ -143,9 +145,7 @@ def operated(base: Snapshot | None = None, facts: OperationFacts = FACTS, **chan
         "clocks": (clock(), clock("n02", -1.0)),
         "least_used": (LeastUsed("data", Path("/scratch/a.bin"), NOW - DAY),),
     }
-    return with_facts(
-        dataclasses.replace(base or snapshot(), **{**values, **changes}), operation=facts, total_iterations=32_000
-    )
+    return with_facts(changed(base or snapshot(), **{**values, **changes}), operation=facts, total_iterations=32_000)
 
 
 def queued(reason: str = "Resources", **changes: Any) -> Snapshot:
@@ -154,7 +154,7 @@ def queued(reason: str = "Resources", **changes: Any) -> Snapshot:
 
 
 def facts(**changes: Any) -> OperationFacts:
-    return dataclasses.replace(FACTS, **changes)
+    return replace(FACTS, **changes)
 
 
 def backed_up(store: tuple[int, ...], url: tuple[int, ...], weights: tuple[int, ...] = (), **changes: Any) -> Snapshot:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from tests.tr11ops.detect.operation_cases import (
     RULE,
@@ -189,11 +190,11 @@ TABLE: list[tuple[str, Snapshot, Any, list[str]]] = [
     ("a secret was found", operated(sync=CopyStatus(NOW, secrets=(SECRET,))), secret_in_log, ["WARNING"]),
     (
         "of several kinds",
-        operated(sync=CopyStatus(NOW, secrets=(SECRET, dataclasses.replace(SECRET, kind="password or key")))),
+        operated(sync=CopyStatus(NOW, secrets=(SECRET, replace(SECRET, kind="password or key")))),
         secret_in_log,
         ["WARNING", "WARNING"],
     ),
-    ("it is revoked", operated(sync=CopyStatus(NOW, secrets=(dataclasses.replace(SECRET, revoked=NOW),))), secret_in_log, []),
+    ("it is revoked", operated(sync=CopyStatus(NOW, secrets=(replace(SECRET, revoked=NOW),))), secret_in_log, []),
     ("nothing was found", operated(), secret_in_log, []),
     ("what was found is unknown", operated(sync=UNKNOWN), secret_in_log, []),
     # file systems
@@ -232,7 +233,7 @@ TABLE: list[tuple[str, Snapshot, Any, list[str]]] = [
     ("full in a week", operated(usage=growing(30, 65)), filesystem_filling, ["INFO"]),
     (
         "full tomorrow",
-        operated(usage=growing(0, 89), facts=facts(filesystems=(dataclasses.replace(RULE, bytes_percent=90),))),
+        operated(usage=growing(0, 89), facts=facts(filesystems=(replace(RULE, bytes_percent=90),))),
         filesystem_filling,
         ["WARNING"],
     ),

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from tests.tr11ops.status_cases import ended, idle, pending, running, snapshot, wordless
 from tr11ops.cluster.base import Job, Node

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.tr11ops.detect.detector_table import SWITCH, TABLE, UNKNOWN
 from tests.tr11ops.detect.operation_cases import OPERATION
@@ -16,6 +16,7 @@ from tests.tr11ops.status_cases import (
     HOUR,
     NOW,
     beats,
+    changed,
     checkpoints,
     ended,
     idle,
@@ -147,7 +148,7 @@ FIELDS = [
 def test_detectors_survive_any_blindness(base: Snapshot, hidden: set[str], later: float) -> None:
     """Whatever is unknown, nothing is raised; and what is unknown is never reported as absent."""
     changes: dict[str, Any] = dict.fromkeys(hidden, UNKNOWN)
-    seen = dataclasses.replace(base, time=base.time + later, **changes)
+    seen = changed(base, time=base.time + later, **changes)
     findings = registry.detect_all(seen)
     assert [finding.severity for finding in findings] == sorted((f.severity for f in findings), reverse=True)
     if hidden & {"jobs", "kill_switch", "attempts"}:
@@ -159,7 +160,7 @@ def test_detectors_survive_any_blindness(base: Snapshot, hidden: set[str], later
 @given(st.integers(1, 200), st.floats(0.01, 1e4))
 def test_the_pace_is_a_median(count: int, pace: float) -> None:
     given = list(steps(count, pace=pace))
-    given[0] = Step(dataclasses.replace(given[0].record, seconds_per_iteration=pace * 1000 if count > 2 else pace))
+    given[0] = Step(replace(given[0].record, seconds_per_iteration=pace * 1000 if count > 2 else pace))
     assert derived.seconds_per_iteration(snapshot(steps=tuple(given))) == pytest.approx(pace)
 
 
@@ -171,7 +172,7 @@ def test_queue_coverage_counts_what_will_really_train() -> None:
     assert queue_coverage_seconds(snapshot(jobs=UNKNOWN)) is None
 
 
-HOST_ATTEMPT = dataclasses.replace(wordless("1007"), nodes=tuple(f"n{number:02d}" for number in range(1, 49)))
+HOST_ATTEMPT = replace(wordless("1007"), nodes=tuple(f"n{number:02d}" for number in range(1, 49)))
 
 
 @pytest.mark.parametrize(("queued", "seconds"), [((), 0), ((pending((8,)),), 359_400.0)])
@@ -228,12 +229,12 @@ def test_a_fault_begins_where_its_evidence_has_it_begin() -> None:
     (down,) = found(idle(jobs=(gone,), attempts=(first, second)), "down")
     assert down.since == NOW - 60, "the last of the queue was cancelled then"
     stopped = EndMarker("kill-switch", 5, 5, True, "", NOW - 9 * 60, "n01", "1007", 1)
-    (after_stop,) = found(idle(attempts=(dataclasses.replace(second, end=stopped),)), "down")
+    (after_stop,) = found(idle(attempts=(replace(second, end=stopped),)), "down")
     assert after_stop.since is None, "it was stopped until someone removed the switch"
 
 
 def failed(job_id: str, age: float, cause: str, why: str) -> Attempt:
-    return dataclasses.replace(wordless(job_id, age=age), cause=cause, held_because=why)
+    return replace(wordless(job_id, age=age), cause=cause, held_because=why)
 
 
 def test_ends_of_different_causes_are_different_incidents() -> None:
@@ -294,7 +295,7 @@ def test_a_fault_that_came_back_at_one_step_names_the_command_that_passes_over_i
     (finding,) = found(idle(attempts=(bad,), launch_ends=ends), "unfinished-end")
     command = "to pass over the data of iteration 31351, if they are at fault: `tr11 rollback 31200 --skip 31351-31351`"
     assert (command in finding.evidence) is says
-    free = dataclasses.replace(bad, held_because="", failure="SIGSEGV")  # the next task tries it by itself
+    free = replace(bad, held_because="", failure="SIGSEGV")  # the next task tries it by itself
     (finding,) = found(idle(attempts=(free,), launch_ends=ends), "unfinished-end")
     assert command not in finding.evidence
 
@@ -308,10 +309,10 @@ def test_a_fault_that_followed_the_data_over_the_nodes_has_the_cure_as_its_comma
     (finding,) = found(seen, "unfinished-end")
     assert (finding.fix, finding.then) == ("tr11 rollback 31200 --skip 31351-31351", ("tr11 resume",))
     assert any("`tr11 diagnose --job 1000_7` says where" in line for line in finding.evidence)
-    unsaved = dataclasses.replace(seen, checkpoints=checkpoints(steps=(), latest=None, examined=()))
+    unsaved = replace(seen, checkpoints=checkpoints(steps=(), latest=None, examined=()))
     (finding,) = found(unsaved, "unfinished-end")
     assert finding.fix == "tr11 launch --replace --set 'data.skip_ranges=[\"31351-31351\"]'"
-    (once,) = found(dataclasses.replace(seen, launch_ends=ends[:1]), "unfinished-end")
+    (once,) = found(changed(seen, launch_ends=ends[:1]), "unfinished-end")
     assert once.fix == "tr11 diagnose --job 1000_7", "one end alone is no sign of the data"
 
 
@@ -320,7 +321,7 @@ def test_what_a_leaving_attempt_holds_for_its_fault_is_told_with_its_end() -> No
     hold = HoldRecord("1000", "tr11", NOW - 20, "the same fault came back", is_for_fault=True)
     (leaving,) = found(snapshot(jobs=(job, queued), holds=(hold,)), "held")
     assert leaving.severity is Severity.INFO
-    (stays,) = found(snapshot(jobs=(job, queued), holds=(dataclasses.replace(hold, time=NOW - HOUR / 2),)), "held")
+    (stays,) = found(snapshot(jobs=(job, queued), holds=(replace(hold, time=NOW - HOUR / 2),)), "held")
     assert stays.severity is Severity.WARNING
 
 
@@ -335,7 +336,7 @@ def test_a_checkpoint_is_doubted_by_mail_once_the_older_one_came_past_the_iterat
 
 
 def no_number(step: Step) -> Step:
-    return dataclasses.replace(step, record=dataclasses.replace(step.record, lm_loss=float("nan")))
+    return replace(step, record=replace(step.record, lm_loss=float("nan")))
 
 
 def noted(kind: str, age: float) -> TrainingEvent:
@@ -379,7 +380,7 @@ def test_a_row_of_losses_that_are_no_numbers_begins_where_it_began() -> None:
     many = tuple(step if n < 10 or 20 <= n < 40 else no_number(step) for n, step in enumerate(lines))
     (finding,) = found(snapshot(steps=many), "loss-not-finite")
     assert finding.title.endswith(f" {lines[40].record.iteration}"), "it had recovered"
-    again = tuple(dataclasses.replace(step, job_id="1008") for step in (*lines[12:14], *map(no_number, lines[14:20])))
+    again = tuple(replace(step, job_id="1008") for step in (*lines[12:14], *map(no_number, lines[14:20])))
     (finding,) = found(snapshot(steps=(*few[:56], *again)), "loss-not-finite")
     assert finding.title.endswith(f" {lines[14].record.iteration}")
 
@@ -404,7 +405,7 @@ def test_what_is_not_saved_is_counted_of_the_present_attempt() -> None:
 
 def test_a_loss_that_is_no_number_names_the_command_that_passes_over_its_data() -> None:
     good, bad = steps()[-2:]
-    bad = dataclasses.replace(bad, record=dataclasses.replace(bad.record, lm_loss=float("nan")))
+    bad = replace(bad, record=replace(bad.record, lm_loss=float("nan")))
     at = bad.record.iteration
     (finding,) = found(snapshot(steps=(good, bad)), "loss-not-finite")
     command = f"tr11 rollback 31200 --skip {at}-"

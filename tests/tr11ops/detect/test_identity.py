@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
+from msgspec.structs import replace
 
 from tests.tr11ops.detect import detector_table, operation_table
 from tests.tr11ops.detect.operation_cases import clock, operated
@@ -91,7 +90,7 @@ def test_every_detector_says_what_its_identity_is() -> None:
 def renumbered(given: Snapshot) -> Snapshot:
     """The same faults in the jobs of the next submission."""
     jobs = tuple(
-        dataclasses.replace(
+        replace(
             job,
             job_id=job.job_id.replace("100", "200"),
             raw_id=job.raw_id.replace("100", "200"),
@@ -101,13 +100,13 @@ def renumbered(given: Snapshot) -> Snapshot:
     )
     beats, steps = known(given.heartbeats, ()), known(given.steps, ())
     attempts = known(given.attempts, ())
-    return dataclasses.replace(
+    return replace(
         given,
         jobs=jobs,
-        heartbeats=tuple(dataclasses.replace(beat, job_id=beat.job_id.replace("100", "200")) for beat in beats),
-        steps=tuple(dataclasses.replace(step, job_id=step.job_id.replace("100", "200")) for step in steps),
+        heartbeats=tuple(replace(beat, job_id=beat.job_id.replace("100", "200")) for beat in beats),
+        steps=tuple(replace(step, job_id=step.job_id.replace("100", "200")) for step in steps),
         attempts=tuple(
-            dataclasses.replace(one, job_id=one.job_id.replace("100", "200"), label=one.label.replace("100", "200"))
+            replace(one, job_id=one.job_id.replace("100", "200"), label=one.label.replace("100", "200"))
             for one in attempts
         ),
     )
@@ -129,7 +128,7 @@ def test_each_lost_node_is_an_incident_of_its_own(names: tuple[str, str]) -> Non
     given = snapshot(jobs=(running(nodes=(host, *names)),), nodes=nodes)
     lost = [finding for finding in detect_all(given) if finding.detector == node_lost.NAME]
     assert len({fingerprint(finding.detector, finding.identity) for finding in lost}) == len(lost) == 2
-    both = dataclasses.replace(given, nodes=(*nodes, Node(host, frozenset({"down"}))))
+    both = replace(given, nodes=(*nodes, Node(host, frozenset({"down"}))))
     found = [finding for finding in detect_all(both) if finding.detector == node_lost.NAME]
     assert [finding.severity for finding in found] == [Severity.CRITICAL, Severity.WARNING, Severity.WARNING]
     assert [finding.title for finding in found] == [

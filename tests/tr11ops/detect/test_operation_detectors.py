@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.tr11ops.detect.operation_cases import (
     OPERATION,
@@ -25,6 +25,7 @@ from tests.tr11ops.status_cases import (
     DAY,
     HOUR,
     NOW,
+    changed,
     checkpoints,
     ended,
     idle,
@@ -119,15 +120,13 @@ def test_a_full_disk_names_what_fills_it_and_what_makes_room(kept: int, helps: s
         shut_folders=(UnwritableDirectory("/run", "no byte is left", True),),
         save_room=FolderRoom("/run", 0, 8 * 2**30),
     )
-    (told,) = filesystem_full.detect(
-        dataclasses.replace(seen, run=dataclasses.replace(seen.run, directory=Path("/run")))
-    )
+    (told,) = filesystem_full.detect(replace(seen, run=replace(seen.run, directory=Path("/run"))))
     assert told.fix == helps
     share, others = f"{2 * kept}.0 GiB of the 8.0 GiB there", f"{8 - 2 * kept}.0 GiB are other files"
     assert f"the run's {kept} checkpoints are about {share}" in told.evidence
     assert any(line.startswith(others) for line in told.evidence)
     assert "the training goes on meanwhile, and saves again by itself once there is room" in told.evidence
-    (elsewhere,) = filesystem_full.detect(dataclasses.replace(seen, save_room=FolderRoom("/fast", 2**40, 2**41)))
+    (elsewhere,) = filesystem_full.detect(changed(seen, save_room=FolderRoom("/fast", 2**40, 2**41)))
     assert not any("checkpoints" in line for line in elsewhere.evidence)
 
 
@@ -159,7 +158,7 @@ def test_a_save_that_a_full_disk_has_cost_follows_from_the_disk() -> None:
     assert late.fault == "storage", "what failed could not even be noted"
     (alone,) = checkpoint_overdue.detect(operated(base, events=(event,)))
     assert "checkpoints prune --keep 2" in alone.fix and alone.then == ("tr11 checkpoint-now --wait",)
-    other = dataclasses.replace(event, values={"step": 31_300, "why": "EIO", "node": "n2", "said": "n2 alone"})
+    other = replace(event, values={"step": 31_300, "why": "EIO", "node": "n2", "said": "n2 alone"})
     (node,) = checkpoint_overdue.detect(operated(base, events=(other,)))
     assert (node.fault, node.fix) == ("", "tr11 checkpoint-now --wait")
 
@@ -173,9 +172,7 @@ def test_at_the_cap_it_is_said_how_many_nodes_an_attempt_may_still_lose() -> Non
     assert waits.title == said + "an attempt can lose 2 nodes, and stops at the next"
     (trains,) = exclusion_cap.detect(operated(jobs=(held,), **full))
     assert trains.title == said + "the attempt can lose 2 more nodes, and stops at the next"
-    gone = tuple(
-        dataclasses.replace(node, states=frozenset({"down"})) if node.name == "n07" else node for node in nodes()
-    )
+    gone = tuple(replace(node, states=frozenset({"down"})) if node.name == "n07" else node for node in nodes())
     (trains,) = exclusion_cap.detect(operated(jobs=(held,), nodes=gone, **full))
     assert trains.title == said + "the attempt can lose 1 more node, and stops at the next"
     (tight,) = exclusion_cap.detect(operated(exclusions=excluded(4)))
@@ -202,12 +199,10 @@ WITH_STATE = [
 def test_at_the_cap_only_what_can_come_back_is_asked_back(by_person: str, states: dict[str, str], fix: str) -> None:
     """Neither a node that is gone, silent or failing now, nor what a person excluded on purpose within the day."""
     entries = tuple(
-        dataclasses.replace(entry, owner="ana", since=NOW - 60) if entry.node in by_person.split() else entry
+        replace(entry, owner="ana", since=NOW - 60) if entry.node in by_person.split() else entry
         for entry in excluded(4)
     )
-    there = tuple(
-        dataclasses.replace(node, states=frozenset(states.get(node.name, "idle").split())) for node in nodes()
-    )
+    there = tuple(replace(node, states=frozenset(states.get(node.name, "idle").split())) for node in nodes())
     (finding,) = exclusion_cap.detect(operated(exclusions=entries, nodes=there))
     assert finding.fix == fix
     why = [line for line in finding.evidence if line.startswith("none can come back now: n01 ")]
@@ -215,7 +210,7 @@ def test_at_the_cap_only_what_can_come_back_is_asked_back(by_person: str, states
 
 
 def test_what_a_person_excluded_days_ago_may_be_asked_back() -> None:
-    entries = tuple(dataclasses.replace(entry, owner="ana") for entry in excluded(4))
+    entries = tuple(replace(entry, owner="ana") for entry in excluded(4))
     (finding,) = exclusion_cap.detect(operated(exclusions=entries))
     assert finding.fix == "tr11 nodes include n01"
 
@@ -256,7 +251,7 @@ def test_what_a_detector_needs_is_what_it_looks_at(detector: Any) -> None:
     spoken = [row[1] for row in TABLE if row[2] is detector and row[3]]
     first = detector.NEEDS[0]
     for seen in spoken:
-        hidden = dataclasses.replace(seen, **{first: UNKNOWN})
+        hidden = changed(seen, **{first: UNKNOWN})
         assert detector.NAME in registry.unjudged_detectors(hidden)
         if detector not in {cron_dead, filesystem_full, clock_skew}:  # whose two needs tell of different faults
             assert list(detector.detect(hidden)) == []
@@ -356,10 +351,10 @@ def test_the_command_for_an_untouched_file_is_safe_to_type() -> None:
 
 def test_an_end_that_slurm_has_forgotten_is_told_from_its_log() -> None:
     gone = running(state=JobState.NODE_FAIL, end_time=NOW - HOUR, exit_code=0, derived_exit_code=134)
-    seen = dataclasses.replace(idle(attempts=(wordless("1007"),)), ended_jobs=(gone,))
+    seen = changed(idle(attempts=(wordless("1007"),)), ended_jobs=(gone,))
     (finding,) = [found for found in registry.detect_all(seen) if found.detector == "unfinished-end"]
     assert finding.evidence == ("1000_7: no end marker (NODE_FAIL, derived exit code 134)",)
-    wordy = dataclasses.replace(seen, jobs=(dataclasses.replace(gone, derived_exit_code=None, exit_code=None),))
+    wordy = replace(seen, jobs=(replace(gone, derived_exit_code=None, exit_code=None),))
     assert [found.evidence for found in registry.detect_all(wordy) if found.detector == "unfinished-end"] == [
         finding.evidence
     ]
@@ -373,7 +368,7 @@ def test_what_people_have_just_excluded_is_no_mail(owner: str, hours: int, sever
     entry = Exclusion("n4", since=NOW - hours * HOUR, owner=owner, why="a doubt")
     nodes = tuple(Node(f"n{number}", frozenset({"idle"})) for number in range(5))
     given = operated(nodes=nodes, exclusions=(entry,), readmissions=())
-    facts = dataclasses.replace(given.run.operation, exclusion_cap_percent=20, allocated_nodes=2, partition="")
-    seen = dataclasses.replace(given, run=dataclasses.replace(given.run, nodes=2, operation=facts))
+    facts = replace(given.run.operation, exclusion_cap_percent=20, allocated_nodes=2, partition="")
+    seen = replace(given, run=replace(given.run, nodes=2, operation=facts))
     (told,) = exclusion_cap.detect(seen)
     assert told.severity.name == severity

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.tr11ops.detect.operation_cases import (
     OPERATION,
@@ -24,6 +24,7 @@ from tests.tr11ops.status_cases import (
     DAY,
     HOUR,
     NOW,
+    changed,
     checkpoints,
     idle,
     pending,
@@ -56,7 +57,7 @@ def test_clocks_within_the_bound_are_never_told_of(ahead: list[float], age: floa
 )
 def test_a_job_within_its_grace_is_not_overdue_beyond_it_always(interval: float, late: float, way: str) -> None:
     within = job(interval_seconds=interval, way=way, next_due=NOW - late * cron_dead.grace(interval) * 0.999)
-    beyond = dataclasses.replace(within, next_due=NOW - cron_dead.grace(interval) * (1.01 + late))
+    beyond = replace(within, next_due=NOW - cron_dead.grace(interval) * (1.01 + late))
     assert not cron_dead.is_overdue(within, NOW)
     assert cron_dead.is_overdue(beyond, NOW)
 
@@ -65,7 +66,7 @@ def test_a_job_within_its_grace_is_not_overdue_beyond_it_always(interval: float,
 @given(latest=st.integers(0, 40_000), copied=st.integers(0, 40_000), interval=st.sampled_from([50, 300, 1000]))
 def test_the_first_step_without_a_copy_says_how_late_it_is(latest: int, copied: int, interval: int) -> None:
     """However quickly new steps become due: the oldest that is missing counts, and none that has a copy."""
-    long_ago = dataclasses.replace(SUBMITTED, time=NOW - 100 * DAY)
+    long_ago = replace(SUBMITTED, time=NOW - 100 * DAY)
     due = latest - latest % interval
     seen = operated(
         facts=facts(copies=CopyPolicy(True, False, interval, milestone_percent=0)),
@@ -88,8 +89,8 @@ EVERY_NEED = sorted({need for detector in OPERATION for need in detector.NEEDS} 
     later=st.floats(-DAY, 60 * DAY),
 )
 def test_what_cannot_be_seen_makes_none_of_them_speak(base: Snapshot, hidden: set[str], later: float) -> None:
-    seen = dataclasses.replace(base, time=base.time + later)
-    blinded = dataclasses.replace(seen, **dict.fromkeys(hidden, UNKNOWN))  # type: ignore[arg-type]
+    seen = replace(base, time=base.time + later)
+    blinded = changed(seen, **dict.fromkeys(hidden, UNKNOWN))  # type: ignore[arg-type]
     for detector in OPERATION:
         assert bool(list(detector.detect(blinded))) <= bool(list(detector.detect(seen))), detector.NAME
         assert detector.NAME in registry.unjudged_detectors(blinded) or not hidden & set(detector.NEEDS)

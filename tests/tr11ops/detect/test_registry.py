@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from pathlib import Path
 from typing import Any
@@ -10,14 +9,17 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.tr11ops.detect.detector_table import TABLE
-from tests.tr11ops.status_cases import snapshot
+from tests.tr11ops.status_cases import changed, snapshot
 from tr11ops.base.observed import Unknown, known
 from tr11ops.detect import registry
 from tr11ops.detect.registry import DETECTORS, Detector
 from tr11ops.detect.runbooks import page_of
+from tr11ops.observe.operation import OperationObservations
 from tr11ops.observe.snapshot import Snapshot
+from tr11ops.observe.training import TrainingObservations
 
 ROOT = Path(__file__).parents[3]
 AWAY = Unknown("the disk is unreachable")
@@ -57,38 +59,42 @@ def test_everything_blinds_no_detector_and_nothing_blinds_all() -> None:
         ({"jobs": AWAY}, {"down", "hung", "held"}, {"loss-not-finite"}),
         ({"heartbeats": AWAY}, {"hung", "stalled"}, {"held", "chain-end"}),
         (
-            {"checkpoints": dataclasses.replace(snapshot().checkpoints, latest=AWAY)},
+            {"checkpoints": replace(snapshot().checkpoints, latest=AWAY)},
             {"checkpoint-unsound"},
             {"checkpoint-overdue"},
         ),
         (
-            {"attempts": (dataclasses.replace(snapshot().attempts[0], end=AWAY),)},
+            {"attempts": (replace(snapshot().attempts[0], end=AWAY),)},
             {"down"},
             {"lingering"},
         ),
     ],
 )
 def test_who_is_blind(hidden: dict[str, Any], some: set[str], others: set[str]) -> None:
-    found = registry.unjudged_detectors(dataclasses.replace(snapshot(), **hidden))
+    found = registry.unjudged_detectors(changed(snapshot(), **hidden))
     assert some <= found
     assert not others & found
 
 
 def fields_needed() -> set[str]:
-    known = {entry.name for entry in dataclasses.fields(Snapshot)}
-    needs = {need.split(".")[0] for detector in DETECTORS for need in detector.NEEDS}
-    return (needs & known) | {"attempts"}
+    parts = {
+        *Snapshot.__struct_fields__,
+        *TrainingObservations.__struct_fields__,
+        *OperationObservations.__struct_fields__,
+    }
+    needs = {need.removeprefix("training.").removeprefix("operation.") for one in DETECTORS for need in one.NEEDS}
+    return {need.split(".")[0] for need in needs if need.split(".")[0] in parts} | {"attempts"}
 
 
 def hide(given_snapshot: Snapshot, *names: str) -> Snapshot:
     changes: dict[str, Any] = dict.fromkeys(names, AWAY)
-    return dataclasses.replace(given_snapshot, **changes)
+    return changed(given_snapshot, **changes)
 
 
 @given(base=st.sampled_from(BASES), hidden=st.sets(st.sampled_from(sorted(fields_needed()))), later=st.floats(0, 1e6))
 def test_what_cannot_be_seen_makes_no_detector_speak(base: Snapshot, hidden: set[str], later: float) -> None:
     """Hiding anything can only silence a detector: a fault is never concluded from not seeing."""
-    seen = dataclasses.replace(base, time=base.time + later)
+    seen = replace(base, time=base.time + later)
     spoken = {finding.detector for finding in registry.detect_all(seen)}
     assert {finding.detector for finding in registry.detect_all(hide(seen, *hidden))} <= spoken
 
@@ -97,11 +103,11 @@ def test_what_cannot_be_seen_makes_no_detector_speak(base: Snapshot, hidden: set
 def test_workers_between_two_launches_are_no_hang_where_the_ends_of_launches_are_hidden(phase: str) -> None:
     """The end of the last launch is a sign of life: without it the silence of its workers tells nothing."""
     [base] = [row[1] for row in TABLE if row[0] == "a check fails everywhere"]
-    beats = tuple(dataclasses.replace(beat, phase=phase) for beat in known(base.heartbeats, ()))
-    [end, *_] = known(base.launch_ends, ())
-    late = dataclasses.replace(base, heartbeats=beats, time=end.time + 60)
+    beats = tuple(replace(beat, phase=phase) for beat in known(base.heartbeats, ()))
+    [end, *_] = known(base.training.launch_ends, ())
+    late = replace(base, heartbeats=beats, time=end.time + 60)
     for later in (0.0, 30.0, 100.0, 300.0, 600.0, 1200.0, 6000.0):
-        seen = dataclasses.replace(late, time=late.time + later)
+        seen = replace(late, time=late.time + later)
         spoken = {finding.detector for finding in registry.detect_all(seen)}
         assert {finding.detector for finding in registry.detect_all(hide(seen, "launch_ends"))} <= spoken
     assert {"hung", "stalled", "lingering", "unfinished-end"} <= registry.unjudged_detectors(hide(base, "launch_ends"))

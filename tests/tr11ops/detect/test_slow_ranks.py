@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import random
 from collections.abc import Callable, Iterator
 from statistics import median
 
 import pytest
+from msgspec.structs import replace
 
 from tests.tr11ops.detect.training_course import at, findings, only
 from tr11ops.base.observed import Unknown
@@ -37,7 +37,7 @@ def changed(given: list[ComputeTimes], ranks: set[int], factor: float, steps: in
     """These ranks take so many times as long in so many of the ten steps."""
     mean = (factor * steps + 10 - steps) / 10
     return [
-        dataclasses.replace(
+        replace(
             times, seconds={part: seconds * mean for part, seconds in times.seconds.items()},
             longest=times.total * factor,
         ) if times.rank in ranks else times
@@ -79,12 +79,12 @@ def test_a_whole_node_is_named_where_it_holds_a_replica_of_two() -> None:
 
 def test_what_cannot_be_compared_is_not_judged() -> None:
     slow = changed(records(2, 2, 2), {5}, 5.0)
-    assert named([dataclasses.replace(times, stage=None) for times in slow]) == [], "an earlier version's"
-    assert named([dataclasses.replace(times, steps=4) for times in slow]) == [], "the first steps choose kernels"
+    assert named([replace(times, stage=None) for times in slow]) == [], "an earlier version's"
+    assert named([replace(times, steps=4) for times in slow]) == [], "the first steps choose kernels"
     assert named(changed(records(2, 1, 4), {5}, 5.0)) == [], "one replica: no one else does the same work"
-    behind = [dataclasses.replace(times, iteration=150) if times.rank == 5 else times for times in slow]
+    behind = [replace(times, iteration=150) if times.rank == 5 else times for times in slow]
     assert named(behind) == [], "left from another part of the course"
-    assert named([dataclasses.replace(times, seconds={}) for times in slow]) == []
+    assert named([replace(times, seconds={}) for times in slow]) == []
     assert named([]) == []
 
 
@@ -125,14 +125,14 @@ def test_the_node_of_a_slow_rank_is_named_with_its_numbers() -> None:
     )
     assert findings(course.see(compute_times=tuple(records(2, 2, 2, per_node=4)))) == []
     assert findings(course.see(compute_times=Unknown("stale file handle"))) == []
-    elsewhere = tuple(dataclasses.replace(times, host="n99") for times in slow)
+    elsewhere = tuple(replace(times, host="n99") for times in slow)
     assert findings(course.see(compute_times=elsewhere)) == [], "of nodes that are not the job's"
 
 
 def test_a_record_whose_steps_took_no_time_but_one_is_left_out() -> None:
     given = records(1, 4, 1)
     for idle in ({0}, {0, 1}, {0, 1, 2, 3}):
-        odd = [dataclasses.replace(times, longest=times.total * 10) if times.rank in idle else times for times in given]
+        odd = [replace(times, longest=times.total * 10) if times.rank in idle else times for times in given]
         assert named(odd) == []
 
 
@@ -240,7 +240,7 @@ def test_long_steps_on_all_ranks_accuse_no_one() -> None:
 def test_steps_without_time_are_compared_with_nothing() -> None:
     given = recorded([[1.0] * 20, [0.0] * 20, [1.0] * 20, [5.0] * 20], 1, 4, 1, 1)
     assert named(given) == [3]
-    assert named([dataclasses.replace(times, recent=(0.0,) * 20) for times in given]) == []
+    assert named([replace(times, recent=(0.0,) * 20) for times in given]) == []
 
 
 def test_a_launch_of_few_steps_is_judged_by_their_median() -> None:
@@ -262,7 +262,7 @@ def seen_at(course: list[list[float]], step: int) -> list[ComputeTimes]:
     windows = [
         tuple(median(own[begin : begin + 10]) for begin in range(max(0, step - 600), step, 10)) for own in course
     ]
-    return [dataclasses.replace(times, windows=kept) for times, kept in zip(found, windows, strict=True)]
+    return [replace(times, windows=kept) for times, kept in zip(found, windows, strict=True)]
 
 
 def busy_neighbours(seed: int) -> Callable[[int, int], float]:
@@ -283,7 +283,7 @@ def test_what_comes_and_goes_on_a_shared_machine_is_no_slow_node() -> None:
         course = over_time(busy_neighbours(seed), seed=seed)
         for step in range(100, 601, 100):
             given = seen_at(course, step)
-            without_windows += bool(named([dataclasses.replace(times, windows=()) for times in given]))
+            without_windows += bool(named([replace(times, windows=()) for times in given]))
             named_there += [found.times.rank for found in slow_ranks(given, PERCENT, windows_to_last(1.0))]
     assert without_windows > 6, "the last twenty steps alone accuse someone"
     assert named_there == []

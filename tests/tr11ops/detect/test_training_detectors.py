@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.tr11ops.detect.training_course import Course, Over, at, findings, later, moved, names, only
-from tests.tr11ops.status_cases import HOUR, NOW, record, snapshot
+from tests.tr11ops.status_cases import HOUR, NOW, changed, record, snapshot
 from tr11ops.detect import registry
 from tr11ops.detect.causes import by_cause
 from tr11ops.observe import normal_silence
@@ -76,7 +76,7 @@ STOPPED = "rank 6 on node n02 is stopped (SIGSTOP)"
 def kept(seen: Snapshot, sentence: str = f"{STOPPED}; 7 ranks wait for it in all-reduce", **values: Any) -> Snapshot:
     """The same look, with stacks that were taken a second before."""
     given: dict[str, Any] = {"ranks": (6,), "nodes": ("n02",), "is_certain": True, "time": seen.time - 1.0, **values}
-    return dataclasses.replace(seen, stacks=(KeptStacks("2001", sentence=sentence, **given),))
+    return changed(seen, stacks=(KeptStacks("2001", sentence=sentence, **given),))
 
 
 def test_a_hang_bears_the_name_that_the_stacks_gave() -> None:
@@ -150,9 +150,9 @@ def test_an_evaluation_hangs_beyond_what_evaluations_took() -> None:
     assert findings(later(course, patience)) == []
     finding = only(later(course, patience + 1), "hung")
     assert "while evaluating" in finding.title
-    unlearned = dataclasses.replace(later(course, patience + 1), phases=())
+    unlearned = changed(later(course, patience + 1), phases=())
     assert findings(unlearned) == [], "an hour, before anything was learned"
-    assert names(dataclasses.replace(later(course, 3601), phases=())) == ["hung"]
+    assert names(changed(later(course, 3601), phases=())) == ["hung"]
 
 
 def test_a_save_and_a_start_that_are_quick_are_learned_too() -> None:
@@ -180,7 +180,7 @@ def test_between_two_launches_no_one_hangs() -> None:
     assert "while starting" in only(later(course, patience + 4, launch_ends=ended), "hung").title
     alive = later(course, 500, launch_ends=(LaunchEnd("2001", 1, course.clock - 3.0),))
     assert names(alive) == ["hung"], "these are of a later launch"
-    gone = dataclasses.replace(seen, jobs=())
+    gone = replace(seen, jobs=())
     assert judge(gone, registry.detect_all(gone)).word is VerdictWord.DOWN, (
         "without an allocation there is no next launch"
     )
@@ -188,9 +188,7 @@ def test_between_two_launches_no_one_hangs() -> None:
 
 def test_ranks_that_live_and_finish_nothing_stall() -> None:
     course = at(250)
-    waiting = tuple(
-        dataclasses.replace(beat, phase="data-wait", time=course.clock + 1100) for beat in course.see().heartbeats
-    )  # type: ignore[union-attr]
+    waiting = tuple(replace(beat, phase="data-wait", time=course.clock + 1100) for beat in course.see().heartbeats)  # type: ignore[union-attr]
     assert findings(later(course, 1000, heartbeats=waiting)) == []
     seen = later(course, 1101, heartbeats=waiting)
     assert names(seen) == ["stalled"]
@@ -203,7 +201,7 @@ def test_ranks_that_live_and_finish_nothing_stall() -> None:
 def test_a_rank_that_is_stopped_is_one_incident_from_the_first_look() -> None:
     """The others still show life: it is told as the hang that it is, with the same commands as when they do no more."""
     course = at(250)
-    living = tuple(dataclasses.replace(beat, time=course.clock + 1100) for beat in course.see().heartbeats)  # type: ignore[union-attr]
+    living = tuple(replace(beat, time=course.clock + 1100) for beat in course.see().heartbeats)  # type: ignore[union-attr]
     seen = later(course, 1101, heartbeats=living)
     assert names(seen) == ["stalled"]
     (told,) = [one for one in by_cause(registry.detect_all(kept(seen))) if one.subject == "1000_1"]
@@ -219,7 +217,7 @@ def test_no_stall_during_nor_soon_after_a_save_or_evaluation(phase: str) -> None
     course = at(250)
     course.enter(phase)
     course.clock += 3000.0
-    beating = tuple(dataclasses.replace(beat, time=course.clock) for beat in course.see().heartbeats)  # type: ignore[union-attr]
+    beating = tuple(replace(beat, time=course.clock) for beat in course.see().heartbeats)  # type: ignore[union-attr]
     assert findings(course.see(heartbeats=beating)) == []
     course.enter("training")
     course.clock += 60.0
@@ -228,15 +226,15 @@ def test_no_stall_during_nor_soon_after_a_save_or_evaluation(phase: str) -> None
 
 def test_without_phases_a_stall_takes_an_hour() -> None:
     course = at(250)
-    beating = tuple(dataclasses.replace(beat, time=course.clock + 3700) for beat in course.see().heartbeats)  # type: ignore[union-attr]
+    beating = tuple(replace(beat, time=course.clock + 3700) for beat in course.see().heartbeats)  # type: ignore[union-attr]
     assert findings(later(course, 3500, heartbeats=beating, phases=())) == []
     assert names(later(course, 3700, heartbeats=beating, phases=())) == ["stalled"]
 
 
 def test_the_card_says_how_many_iterations_are_a_stall() -> None:
     seen = later(at(250), 18 * 60)
-    facts = dataclasses.replace(seen.run, training=dataclasses.replace(seen.run.training, stall_iterations=20))
-    assert findings(dataclasses.replace(seen, run=facts)) == []
+    facts = replace(seen.run, training=replace(seen.run.training, stall_iterations=20))
+    assert findings(replace(seen, run=facts)) == []
 
 
 # ----------------------------------------------------------------------------- whatever the files say
@@ -292,8 +290,8 @@ def test_no_content_of_the_files_breaks_a_detector(
     seen = snapshot(
         steps=tuple(lines * repeat), heartbeats=tuple(beats_seen), phases=tuple(phases), events=tuple(events)
     )
-    training = dataclasses.replace(seen.run.training, log_interval=log_interval, checkpoint_minutes=minutes)
-    seen = dataclasses.replace(seen, run=dataclasses.replace(seen.run, training=training))
+    training = replace(seen.run.training, log_interval=log_interval, checkpoint_minutes=minutes)
+    seen = replace(seen, run=replace(seen.run, training=training))
     found = registry.detect_all(seen)
     judge(seen, found)
     assert all("\n" not in finding.title for finding in found)

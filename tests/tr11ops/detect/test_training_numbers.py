@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.tr11ops.detect.training_course import Course, Over, at, findings, later, moved, names, only
-from tests.tr11ops.status_cases import NOW, beats, record, running, snapshot, steps
+from tests.tr11ops.status_cases import NOW, beats, changed, record, running, snapshot, steps
 from tr11ops.detect import registry
 from tr11ops.detect.finding import Severity
 from tr11ops.observe.snapshot import Checkpoint, Snapshot, Step
@@ -24,7 +24,7 @@ def slower(first: int, factor: float, upto: int = 10**9) -> Any:
     def change(line: StepRecord) -> StepRecord:
         if not first <= line.iteration < upto:
             return line
-        return dataclasses.replace(
+        return replace(
             line, tflops=line.tflops * factor, seconds_per_iteration=line.seconds_per_iteration / factor,
             samples_per_second=line.samples_per_second * factor,
         )  # fmt: skip
@@ -82,7 +82,7 @@ def test_lines_beside_a_save_in_the_background_do_not_count() -> None:
 
 def test_speed_is_told_in_samples_where_the_log_has_no_tflops() -> None:
     change = slower(690, 0.8)
-    course = at(700, begin=401, change=lambda line: dataclasses.replace(change(line), tflops=float("nan")))
+    course = at(700, begin=401, change=lambda line: replace(change(line), tflops=float("nan")))
     assert only(course.see(), "slow").evidence[0].startswith("samples per second of iterations 698 to 700")
 
 
@@ -107,7 +107,7 @@ def test_a_node_with_a_warning_is_suspected_only_while_slow() -> None:
     assert only(slow, "slow-node").evidence == ("health check throttling said at the start: GPU 3 runs at 900 MHz",)
     assert findings(at(700, begin=401).see(node_warnings=warned)) == []
     both = (*warned, NodeWarning("n01", "throttling", "warning", "GPU 3 runs at 900 MHz"))
-    assert names(dataclasses.replace(slow, node_warnings=both)) == ["slow"], "what both have tells neither"
+    assert names(changed(slow, node_warnings=both)) == ["slow"], "what both have tells neither"
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_a_slow_training_waits_for_the_ranks_own_times(written: int, severity: s
     assert finding.severity.name == severity and any(said in line for line in finding.evidence)
     late = at(711, begin=401, change=slower(690, 0.8)).see(compute_times=(times,))
     assert only(late, "slow").severity is Severity.WARNING, "records that do not come are not waited for"
-    warned = dataclasses.replace(slow, node_warnings=(NodeWarning("n02", "throttling", "warning", "hot"),))
+    warned = changed(slow, node_warnings=(NodeWarning("n02", "throttling", "warning", "hot"),))
     assert ("slow-node" in names(warned)) is (severity == "WARNING"), "no one is suspected while the times are to come"
 
 
@@ -179,24 +179,22 @@ def test_a_spike_that_is_over_stays_in_sight_for_a_while() -> None:
 
 def test_what_the_trainer_did_about_a_spike_is_quoted() -> None:
     seen = april(31_219)
-    back = dataclasses.replace(
-        seen, events=(TrainingEvent("roll-back", NOW - 10, "1007", {"to": 31200, "skip": "31209-31229"}),)
-    )
+    back = changed(seen, events=(TrainingEvent("roll-back", NOW - 10, "1007", {"to": 31200, "skip": "31209-31229"}),))
     finding = only(back, "loss-spike")
     assert finding.severity.name == "WARNING"
     assert finding.evidence[-1] == "the trainer notes: roll-back: to 31200, skip 31209-31229"
 
 
 def test_one_high_norm_is_noise_and_the_card_says_what_is_high() -> None:
-    course = at(300, change=lambda line: dataclasses.replace(line, grad_norm=30.0) if line.iteration == 299 else line)
+    course = at(300, change=lambda line: replace(line, grad_norm=30.0) if line.iteration == 299 else line)
     assert findings(course.see()) == []
     seen = april(31_219)
-    facts = dataclasses.replace(seen.run, training=dataclasses.replace(seen.run.training, loss_factor=3.0))
-    assert names(dataclasses.replace(seen, run=facts)) == ["gradient-norm"]
+    facts = replace(seen.run, training=replace(seen.run.training, loss_factor=3.0))
+    assert names(replace(seen, run=facts)) == ["gradient-norm"]
 
 
 def test_a_level_that_stays_is_the_new_ordinary() -> None:
-    course = at(600, change=lambda line: dataclasses.replace(line, lm_loss=20.0) if line.iteration > 400 else line)
+    course = at(600, change=lambda line: replace(line, lm_loss=20.0) if line.iteration > 400 else line)
     assert "loss-spike" not in names(course.see())
 
 
@@ -219,15 +217,15 @@ def resumed(change: Any, **changes: Any) -> Snapshot:
     [
         (lambda line: line, None),
         (
-            lambda line: dataclasses.replace(line, learning_rate=line.learning_rate * 1.2),
+            lambda line: replace(line, learning_rate=line.learning_rate * 1.2),
             "learning rate 7.12e-05; it was 5.94e-05 at iteration 401",
         ),
         (
-            lambda line: dataclasses.replace(line, consumed_samples=line.consumed_samples + 4096),
+            lambda line: replace(line, consumed_samples=line.consumed_samples + 4096),
             "4096 after 0 iterations of 176",
         ),
-        (lambda line: dataclasses.replace(line, consumed_samples=0), "consumed samples 0"),
-        (lambda line: dataclasses.replace(line, global_batch_size=192), "global batch size 192; it was 176"),
+        (lambda line: replace(line, consumed_samples=0), "consumed samples 0"),
+        (lambda line: replace(line, global_batch_size=192), "global batch size 192; it was 176"),
     ],
 )
 def test_counters_are_compared_with_the_same_iteration_before(change: Any, part: str | None) -> None:
@@ -259,14 +257,14 @@ def test_a_training_that_restarts_although_saved_is_critical() -> None:
 
 def test_a_resume_from_an_older_checkpoint_is_told() -> None:
     lines = (*steps(60, last=250, age=2000), *steps(3, last=153, age=10, job_id="1008"))
-    newest = dataclasses.replace(snapshot().checkpoints, examined=(Checkpoint(200, True, NOW - 9000, 1, "sizes"),))  # type: ignore[type-var]
+    newest = replace(snapshot().checkpoints, examined=(Checkpoint(200, True, NOW - 9000, 1, "sizes"),))  # type: ignore[type-var]
     seen = snapshot(steps=lines, checkpoints=newest, heartbeats=beats(iteration=153), logs=())
     assert "went back to iteration 151, though global_step200 was there" in only(seen, "counters-jump").title
     back = TrainingEvent("roll-back", lines[60].time - 1.0, "1008", {"to": 150})  # type: ignore[operator]
-    assert "counters-jump" not in names(dataclasses.replace(seen, events=(back,)))
+    assert "counters-jump" not in names(changed(seen, events=(back,)))
     tried = LaunchEnd("1007", 1, back.time, "SIGSEGV", "again", reached=210, began_at=200, older_checkpoint=150)
-    assert "counters-jump" not in names(dataclasses.replace(seen, launch_ends=(tried,)))
-    assert "counters-jump" in names(dataclasses.replace(seen, launch_ends=(dataclasses.replace(tried, time=0.0),)))
+    assert "counters-jump" not in names(changed(seen, launch_ends=(tried,)))
+    assert "counters-jump" in names(changed(seen, launch_ends=(replace(tried, time=0.0),)))
 
 
 # ----------------------------------------------------------------------------- logs
@@ -296,8 +294,8 @@ def test_the_main_log_alone_stands_still() -> None:
 # ----------------------------------------------------------------------------- checkpoints by the clock
 def with_minutes(course: Course, minutes: float, **changes: Any) -> Snapshot:
     seen = course.see(**changes)
-    training = dataclasses.replace(seen.run.training, checkpoint_minutes=minutes)
-    return dataclasses.replace(seen, run=dataclasses.replace(seen.run, checkpoint_interval=None, training=training))
+    training = replace(seen.run.training, checkpoint_minutes=minutes)
+    return replace(seen, run=replace(seen.run, checkpoint_interval=None, training=training))
 
 
 def test_checkpoints_that_are_due_by_the_clock() -> None:

@@ -6,14 +6,15 @@ large run; numbers have its noise.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.tr11ops.status_cases import NOW, pending, record, running, snapshot
+from msgspec.structs import replace
+
+from tests.tr11ops.status_cases import NOW, changed, pending, record, running, snapshot
 from tr11ops.detect import registry
 from tr11ops.detect.finding import Finding
 from tr11ops.observe.snapshot import Attempt, Checkpoint, Checkpoints, RunFacts, Snapshot, Step
@@ -109,7 +110,7 @@ class Course:
     def enter(self, phase: str) -> None:
         if phase != self.phase:
             if self.phases and self.phases[-1].job_id == str(self.job):
-                self.phases[-1] = dataclasses.replace(self.phases[-1], ended=self.clock)
+                self.phases[-1] = replace(self.phases[-1], ended=self.clock)
             self.phases.append(Phase(str(self.job), 1, phase, self.iteration, self.clock))
         self.phase, self.beat_time = phase, self.clock
 
@@ -236,10 +237,10 @@ def at(iteration: int, **changes: Any) -> Course:
 def later(course: Course, seconds: float, **changes: Any) -> Snapshot:
     """The same files, seen so much later."""
     seen = course.see()
-    return dataclasses.replace(seen, time=seen.time + seconds, **changes)
+    return changed(seen, time=seen.time + seconds, **changes)
 
 
 def moved(course: Course, ranks: set[int], **changes: Any) -> tuple[Heartbeat, ...]:
     given_beats = course.see().heartbeats
     assert isinstance(given_beats, tuple)
-    return tuple(dataclasses.replace(beat, **changes) if beat.rank in ranks else beat for beat in given_beats)
+    return tuple(replace(beat, **changes) if beat.rank in ranks else beat for beat in given_beats)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from tests.tr11ops.diagnose.diagnose_logs import RAISED, REPORT, STEP
 from tr11ops.diagnose.diagnosis import Diagnosis
 from tr11ops.diagnose.look import diagnose_files
 from tr11ops.diagnose.signature import FaultClass, NextStep
+from trainer.contract.record import Record
 
 FOLDER = Path(__file__).parents[2] / "data" / "diagnose" / "healthy"
 LINES: list[str] = [
@@ -36,8 +36,7 @@ HANG = (
 )
 
 
-@dataclass(frozen=True)
-class Context:
+class Context(Record):
     """What a log holds after the harmless line, and what it is that ended the training; None: nothing did."""
 
     after: str

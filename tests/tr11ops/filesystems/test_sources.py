@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tr11ops.base.errors import SourceError
 from tr11ops.filesystems import df, du, idrquota, lfs, quota
 from tr11ops.filesystems.look import SOURCES
-from tr11ops.filesystems.reading import CommandOutput, SourceError
+from tr11ops.filesystems.reading import CommandOutput
 from tr11ops.runcard.watching import FilesystemSection
 
 DATA = Path(__file__).parents[2] / "data" / "filesystems"

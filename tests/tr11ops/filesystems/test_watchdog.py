@@ -11,16 +11,17 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.waiting import is_gone, until
+from tr11ops.base.errors import SourceError
 from tr11ops.base.observed import Unknown
 from tr11ops.detect.filesystem_rules import filling, full, when
 from tr11ops.filesystems.look import FilesystemResult, look_at
-from tr11ops.filesystems.reading import CommandOutput, SourceError
+from tr11ops.filesystems.reading import CommandOutput
 from tr11ops.filesystems.report import FilesystemReport, judge, lines, value
 from tr11ops.filesystems.rights import Drift, read_drift
 from tr11ops.filesystems.runner import NicedRunner

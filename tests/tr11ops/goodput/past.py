@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
+
+from msgspec import to_builtins
 
 from tr11ops.rundir.attempts import AttemptVerdict, LaunchRecord
 from tr11ops.rundir.journal import Journal
@@ -86,7 +87,7 @@ class Past:
 
     def failed(self, at: float, end: float, cause: str, blamed: Sequence[str] = ()) -> None:
         """The launch failed: the first sign, and when nothing of it was left."""
-        record = asdict(self._record) | {
+        record = to_builtins(self._record) | {
             "first_sign": BEGIN + at, "end": BEGIN + end, "cause": cause, "blamed": list(blamed), "exit_status": 1,
         }  # fmt: skip
         write_json(LaunchRecord.path(self.paths.attempt(self._job), self._launch), record)
@@ -96,8 +97,8 @@ class Past:
         marker = EndMarker(
             reason, self._iteration, saved, True, reason, BEGIN + at, "n1", self._job, self._launch
         )  # fmt: skip
-        write_json(self.paths.end_marker(self._job), asdict(marker))
-        record = asdict(self._record) | {"end": BEGIN + launch_end, "cause": "operator", "exit_status": 0}
+        write_json(self.paths.end_marker(self._job), to_builtins(marker))
+        record = to_builtins(self._record) | {"end": BEGIN + launch_end, "cause": "operator", "exit_status": 0}
         write_json(LaunchRecord.path(self.paths.attempt(self._job), self._launch), record)
 
     def verdict(self, at: float, reason: str, saved: int | None = None, cause: str = "", restart: bool = True) -> None:

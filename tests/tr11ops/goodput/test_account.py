@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
-
 import pytest
+from msgspec import to_builtins
+from msgspec.structs import replace
 
 from tests.tr11ops.goodput.eventful import NODES, SECOND, TAG, eventful
 from tests.tr11ops.goodput.past import BEGIN, Past
@@ -393,7 +393,7 @@ def test_attempts_that_leave_for_a_kill_switch_are_operators(tmp_path):
     past.submit(0, TAG, 4)
     past.attempt(10, "101", NODES, TAG)
     marker = EndMarker("kill-switch", 0, None, False, "", BEGIN + 12, "n1", "101", 0)
-    write_json(past.paths.end_marker("101"), asdict(marker))
+    write_json(past.paths.end_marker("101"), to_builtins(marker))
     past.verdict(12, "kill-switch", restart=False)
     goodput = account(read_history(past.directory, ()), BEGIN + 100)
     assert seconds(goodput) == {"queue": 40, "operator pause": 4 * 90}

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from tests.tr11ops.goodput.past import BEGIN, Past
 from tr11ops.goodput.account import Goodput, account
@@ -91,7 +90,7 @@ def test_the_replay_of_what_was_done_costs_what_it_cost(tmp_path):
 def test_nothing_is_advised_from_too_short_a_past(tmp_path):
     """Two faults in 36 minutes: no rate follows from that, nor from a rate that a person gives."""
     history, goodput = faulty(Past(tmp_path), faults=2)
-    for situation in (CARD, CardSettings(**{**vars(CARD), "given_mtbf": 5000.0})):
+    for situation in (CARD, replace(CARD, given_mtbf=5000.0)):
         found = by_topic(advise(history, goodput, situation))
         for topic in ("save interval", "spares", "array"):
             assert (found[topic].better, found[topic].change, found[topic].numbers) == ("cannot tell", "", {}), topic
@@ -105,18 +104,18 @@ def test_few_faults_in_a_long_past_are_said_and_the_prior_taken(tmp_path):
     long = replace(goodput, spans=tuple(span._replace(end=span.start + 10**12) for span in goodput.spans))
     assert too_little(long) == ""
     assert "rule out" in measured.faults.source
-    given = CardSettings(**{**vars(CARD), "given_mtbf": 5000.0})
+    given = replace(CARD, given_mtbf=5000.0)
     assert by_topic(advise(history, long, given))["save interval"].numbers["mtbf_seconds"] == 5000.0
 
 
 def test_each_advice_can_be_typed(tmp_path):
     history, goodput = faulty(Past(tmp_path))
-    found = by_topic(advise(history, goodput, CardSettings(**{**vars(CARD), "room": 20.0})))
+    found = by_topic(advise(history, goodput, replace(CARD, room=20.0)))
     assert found["save interval"].option == "--set checkpoint.interval=20"
     assert found["spares"].option == f"--set slurm.spare_nodes={found['spares'].better}"
     assert found["array"].option == "tr11 launch --array 1-4"
     assert found["exit margin"].option == "--set run.exit_duration_minutes=65"
-    short = CardSettings(**{**vars(CARD), "room": 20.0, "time_limit": 60.0, "task_seconds": 60.0})
+    short = replace(CARD, room=20.0, time_limit=60.0, task_seconds=60.0)
     assert by_topic(advise(history, goodput, short))["exit margin"].option == "--set slurm.time_limit=00:03:00"
 
 
@@ -153,7 +152,7 @@ def test_the_margin_holds_a_step_and_the_longest_save(tmp_path):
     history, goodput = faulty(Past(tmp_path))
     enough = by_topic(advise(history, goodput, CARD))["exit margin"]
     assert (enough.change, enough.numbers["needed_seconds"]) == ("", 30)
-    tight = by_topic(advise(history, goodput, CardSettings(**{**vars(CARD), "room": 20.0})))["exit margin"]
+    tight = by_topic(advise(history, goodput, replace(CARD, room=20.0)))["exit margin"]
     assert tight.change == "run.exit_duration_minutes = 65"  # 4000 s less 30 s, in whole minutes, and one to spare
 
 

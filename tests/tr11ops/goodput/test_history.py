@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from tests.tr11ops.goodput.past import BEGIN, Past
 from tr11ops.base.observed import Unknown, known

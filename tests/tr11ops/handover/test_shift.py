@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import subprocess
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
 from datetime import UTC
 from pathlib import Path
 from typing import Any
@@ -16,13 +14,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import to_builtins
+from msgspec.structs import replace
 
 from tests.tr11ops.cli.status_place import TR11, Place
 from tests.tr11ops.status.care_cases import REMARK, alert, asked_for, look
 from tests.tr11ops.status_cases import DAY, HOUR, NOW, ended, pending, record, running, snapshot, steps
 from tr11ops.alerts.state import Incident
+from tr11ops.base.errors import Refusal
 from tr11ops.base.observed import Unknown
-from tr11ops.cli.common import Refusal
 from tr11ops.cli.handover import begin_of
 from tr11ops.detect.finding import Severity
 from tr11ops.detect.registry import detect_all
@@ -120,9 +120,7 @@ def test_progress_checkpoints_and_restarts_of_the_shift_alone() -> None:
 
 
 def test_the_code_of_the_newest_attempt_is_told() -> None:
-    newest = dataclasses.replace(
-        ended("1007", HOUR), code=CodeIdentity("/c", "ab" * 20, "work"), versions={"torch": "2"}
-    )
+    newest = replace(ended("1007", HOUR), code=CodeIdentity("/c", "ab" * 20, "work"), versions={"torch": "2"})
     found = made(snapshot=snapshot(attempts=(newest, ended("1006"))))
     assert found.software == "1000_7: work ababababab; torch 2"
     assert "Code of 1000_7: work ababababab; torch 2." in markdown(found, UTC) and made().software == ""
@@ -300,12 +298,12 @@ def test_the_coming_shift() -> None:
     first = course[0]
     step = record(first.iterations - 40, total_iterations=card.total_iterations, global_batch_size=first.batch_size)
     seen = snapshot(
-        steps=(dataclasses.replace(steps(count=1)[0], record=step),),
+        steps=(replace(steps(count=1)[0], record=step),),
         jobs=(running(start_time=NOW - 359_400 + 8 * HOUR),),
         exclusions=(Exclusion("n17", "Xid 79", "tr11", NOW + HOUR),),
         usage=tuple(look("SCRATCH", 99.8 - day, age=600.0 + day * DAY) for day in range(10)),
     )
-    seen = dataclasses.replace(seen, run=dataclasses.replace(seen.run, course=course))
+    seen = replace(seen, run=replace(seen.run, course=course))
     extra = ExtraObservations((alert(snoozed_until=NOW + 2 * HOUR),))
     found = sorted(coming_events(seen, extra, card, 12 * HOUR), key=lambda event: event.time)
     texts = [re.sub(r"[\d,.]+ to", "N to", event.text) for event in found]
@@ -315,7 +313,7 @@ def test_the_coming_shift() -> None:
     assert "file system SCRATCH is full, at its trend" in texts
     assert any(text.startswith("1000_7 saves and leaves") for text in texts)
     assert any("the last queued task ends" in text for text in texts)
-    shut = dataclasses.replace(seen, jobs=(*seen.active_jobs, pending(reason="PartitionDown")))
+    shut = replace(seen, jobs=(*seen.active_jobs, pending(reason="PartitionDown")))
     texts = [event.text for event in coming_events(shut, extra, card, 12 * HOUR)]
     assert any(text.startswith("what else is queued cannot start as things are: job 1000") for text in texts), texts
     assert not any("tr11 launch" in text for text in texts)
@@ -323,8 +321,8 @@ def test_the_coming_shift() -> None:
     assert grows.time == pytest.approx(NOW + 41 * 105.0)
     assert all(NOW <= event.time <= NOW + 12 * HOUR for event in found)
     # a card that tells of another course has no say
-    other = dataclasses.replace(step, global_batch_size=999)
-    strange = dataclasses.replace(seen, steps=(dataclasses.replace(steps(count=1)[0], record=other),))
+    other = replace(step, global_batch_size=999)
+    strange = replace(seen, steps=(replace(steps(count=1)[0], record=other),))
     assert not [event for event in coming_events(strange, extra, card, 12 * HOUR) if "batch" in event.text]
 
 
@@ -342,7 +340,7 @@ def test_the_step_before_a_moment_is_found_in_any_log(tmp_path: Path) -> None:
     assert progress_at(path, NOW) is None
     rows = []
     for number in range(1, 4001):
-        rows.append({"kind": "step", **asdict(record(number)), "time": 1000.0 + number, "job_id": "1"})
+        rows.append({"kind": "step", **to_builtins(record(number)), "time": 1000.0 + number, "job_id": "1"})
         if number % 100 == 0:
             rows.append({"kind": "validation", "time": 1000.0 + number, "loss": 1.0})
     path.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"kind": "st')

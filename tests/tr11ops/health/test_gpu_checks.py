@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from tests.tr11ops.health.recorded_system import SILENT, RecordedSystem, smi, text
-from tr11ops.base.probes import ProbeOutput, Unanswered
+from tr11ops.base.errors import Unanswered
+from tr11ops.base.probes import ProbeOutput
 from tr11ops.health import gpu_count, gpu_memory, nvlink, pcie, row_remap, throttling, xid
 from tr11ops.health.base import NodeRequirements
 

@@ -9,16 +9,16 @@ import sys
 import tempfile
 import time
 import tomllib
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.tr11ops.health.recorded_system import RecordedSystem, text
 from tests.waiting import is_gone, until
-from tr11ops.base.probes import Unanswered
+from tr11ops.base.errors import Unanswered
 from tr11ops.health import clock, leftovers, local_disk, memory, network, run_directory, scripts, shared_memory
 from tr11ops.health.base import (
     CheckOutcome,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import struct
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from tr11ops.hub.base import Repository
 from tr11ops.hub.client import Hub

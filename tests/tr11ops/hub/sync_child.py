@@ -16,10 +16,11 @@ import huggingface_hub.lfs  # noqa: F401  what a round would import
 import tr11ops.hub.committing
 import tr11ops.hub.failures  # noqa: F401
 from tests.tr11ops.hub.sync_cases import PATTERNS, REPOSITORY
+from tr11ops.base.errors import Busy
 from tr11ops.hub.base import Repository, hub_retries
 from tr11ops.hub.client import Hub
 from tr11ops.hub.credentials import find_credentials
-from tr11ops.hub.sync import Busy, sync_once
+from tr11ops.hub.sync import sync_once
 from tr11ops.hub.sync_round import SyncSettings
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.paths import RunPaths

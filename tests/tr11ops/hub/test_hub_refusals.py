@@ -16,13 +16,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tr11ops.hub.repositories import LARGE, LOGS
+from tr11ops.base.errors import (
+    CredentialsError,
+    FileChanged,
+    HubConflict,
+    HubMissing,
+    HubPermanentError,
+    HubUnavailable,
+)
 from tr11ops.base.redact import one_line, redact
 from tr11ops.base.retry_after import wait_of
 from tr11ops.hub.address import endpoint_of
-from tr11ops.hub.base import Add, HubConflict, HubMissing, HubPermanentError, HubUnavailable, Repository
+from tr11ops.hub.base import Add, Repository
 from tr11ops.hub.client import Hub
-from tr11ops.hub.content import FileChanged, FileView
-from tr11ops.hub.credentials import Credentials, CredentialsError, Secret, find_credentials, read_credentials
+from tr11ops.hub.content import FileView
+from tr11ops.hub.credentials import Credentials, Secret, find_credentials, read_credentials
 from tr11ops.twin.hub.server import HubServer
 
 

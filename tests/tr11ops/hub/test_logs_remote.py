@@ -14,9 +14,10 @@ from tests.tr11ops.logs.hub_server import serving
 from tests.tr11ops.logs.log_cases import log_of
 from tests.tr11ops.status.publishing import published
 from tests.tr11ops.status_cases import NOW, snapshot
+from tr11ops.base.errors import HubPermanentError, HubUnavailable
 from tr11ops.cli.main import execute
 from tr11ops.hub.asking import ask, remote_retries
-from tr11ops.hub.base import Add, HubPermanentError, HubUnavailable, Repository
+from tr11ops.hub.base import Add, Repository
 from tr11ops.hub.client import Hub
 from tr11ops.hub.remote_log import RemoteFollower, RemoteLog
 from tr11ops.logs.line_filter import LineQuery

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.tr11ops.hub.sync_cases import EVENTS, LOG, REPOSITORY, Mirror, record
-from tr11ops.hub.base import HubPermanentError
+from tr11ops.base.errors import HubPermanentError, PublicRepository
 from tr11ops.hub.masking import KEY_LINES, Masks, MaskSearch
 from tr11ops.hub.sync import preview
-from tr11ops.hub.sync_round import PublicRepository
 from tr11ops.hub.sync_state import read_found, write_confirmed, write_revoked
 from tr11ops.hub.whole_records import whole_events
 from tr11ops.observe.operation import CopyStatus

@@ -7,8 +7,8 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tr11ops.hub.base import HubFile, HubPermanentError, HubUnavailable
-from tr11ops.hub.sync import Busy
+from tr11ops.base.errors import Busy, HubPermanentError, HubUnavailable
+from tr11ops.hub.base import HubFile
 from tr11ops.hub.sync_loop import LoopClock, follow, seconds_of
 from tr11ops.hub.sync_plan import (
     MOST_BYTES,

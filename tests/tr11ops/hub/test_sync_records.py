@@ -7,14 +7,14 @@ import os
 import random
 import threading
 import time
-from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
+from msgspec.structs import replace
 
 from tests.tr11ops.hub.sync_cases import EVENTS, LOG, REPOSITORY, Mirror, other, record
-from tr11ops.hub.base import HubPermanentError, HubUnavailable
-from tr11ops.hub.sync import Busy, preview, sync_once
+from tr11ops.base.errors import Busy, HubPermanentError, HubUnavailable
+from tr11ops.hub.sync import preview, sync_once
 from tr11ops.hub.sync_state import read_state
 from tr11ops.rundir.claims import Claim, ClaimFolder
 from tr11ops.rundir.journal import read_journal

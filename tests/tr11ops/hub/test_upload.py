@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
+from msgspec.structs import asdict
 
 from tests.waiting import until
 from tr11ops.backup.claim import ArchiveLock
@@ -58,7 +59,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         work.folder.mkdir(parents=True)
         assert main(["export", *options, "--dtype", dtype, "-o", str(work.model), "--", str(place)]) == 0
         files = [FileEntry(path.name, path.stat().st_size, file_digest(path)) for path in work.model.iterdir()]
-        work.record_export({"files": [vars(entry) for entry in files]})
+        work.record_export({"files": [asdict(entry) for entry in files]})
     return folder
 
 

@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.tr11ops.importer.old_scripts import NAMES, SCRIPTS, minimal
+from tr11ops.base.errors import ScriptError
 from tr11ops.importer.importing import import_script, import_text, read_script
-from tr11ops.importer.traced import LARGEST_SCRIPT_BYTES, ScriptError
+from tr11ops.importer.traced import LARGEST_SCRIPT_BYTES
 from tr11ops.runcard.toml_writer import toml_value, write_card
 from trainer.config.card import CardError
 

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.tr11ops.importer.old_scripts import LLAMA, NAMES, PLACEHOLDERS, SCRIPTS, minimal
+from tr11ops.base.errors import ScriptError
 from tr11ops.importer.importing import import_text
-from tr11ops.importer.traced import ScriptError
 
 TEXTS = {name: (SCRIPTS / f"{name}.slurm").read_text() for name in NAMES}
 TEXTS |= {"llama": minimal(LLAMA), "placeholders": PLACEHOLDERS, "minimal": minimal()}

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tr11ops.importer.arithmetic import ArithmeticProblem, evaluate
+from tr11ops.base.errors import ArithmeticProblem, ScriptError
+from tr11ops.importer.arithmetic import evaluate
 from tr11ops.importer.reader import read_shell
-from tr11ops.importer.traced import ScriptError, Traced
+from tr11ops.importer.traced import Traced
 
 BASH = shutil.which("bash") or "bash"
 NAMES = ("A", "B", "C", "D")

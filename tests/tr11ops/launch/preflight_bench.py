@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from tests.tr11ops.launch.run_inputs import write_card
-from tr11ops.cluster.base import Job, JobState, Node, Partition, Scheduler, SchedulerError
+from tr11ops.base.errors import SchedulerError
+from tr11ops.cluster.base import Job, JobState, Node, Partition, Scheduler
 from tr11ops.launch.facts import LaunchFacts, LaunchRequest, observe_launch
 from tr11ops.launch.preflight import preflight
 from tr11ops.runcard.card import RunCard, load_card

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tr11ops.launch.run_inputs import write_card
-from tr11ops.cluster.base import SchedulerUnreachable
+from tr11ops.base.errors import SchedulerUnreachable
 from tr11ops.cluster.site import ACCOUNTING_SECONDS, SiteRules, read_site
 from tr11ops.cluster.slurm_command import CommandResult
 from tr11ops.launch.chain import choose_chain, coverage_of, site_checks

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from tr11ops.launch.drill import NAMES, Sight, judge
 from trainer.contract.drill import PHASES

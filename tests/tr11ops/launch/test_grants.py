@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from tests.tr11ops.launch.run_inputs import write_card
+from tr11ops.base.errors import SchedulerError, SchedulerUnreachable
 from tr11ops.base.observed import Unknown
-from tr11ops.cluster.base import Node, SchedulerError, SchedulerUnreachable
+from tr11ops.cluster.base import Node
 from tr11ops.cluster.grants import Grants, Reservation, ResourceBudget, ResourceLimit, read_grants
 from tr11ops.cluster.site import SiteRules
 from tr11ops.cluster.slurm_command import CommandResult

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.forks import exit_code, forked
 from tests.tr11ops.launch.preflight_bench import PARTITION, Bench, cut

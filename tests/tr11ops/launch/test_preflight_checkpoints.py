@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import to_builtins
+from msgspec.structs import replace
 
 from tests.tr11ops.launch.preflight_bench import MODEL, Bench, cut
 from tests.tr11ops.launch.run_inputs import write_checkpoint
@@ -197,7 +198,7 @@ def test_a_training_with_nothing_left_is_a_warning_until_it_says_that_it_is_fini
     said = "batch.train_samples: nothing is left to train: global_step64 has consumed 64 of 64 samples; raise it"
     assert bench.faults()[0].startswith(f"warning: {said}") and bench.code() == 0
     marker = EndMarker("finished", 8, 64, False, "", 5.0, "h", "3")
-    write_json(bench.directory.paths.end_marker("3"), asdict(marker))
+    write_json(bench.directory.paths.end_marker("3"), to_builtins(marker))
     assert bench.faults()[0].startswith("refused: batch.train_samples: the training is finished, nothing is left")
     assert bench.code() == 1
     bench.request = replace(bench.request, on_scheduler=False)  # here, where no allocation is taken for it

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.tr11ops.launch.preflight_bench import Bench
 from tr11ops.base.observed import Unknown

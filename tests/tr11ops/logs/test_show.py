@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.tr11ops.logs.log_cases import CountingReader, log_of, step_line
+from tr11ops.base.errors import NoSuchAttempt
 from tr11ops.logs import reader, show
 from tr11ops.logs.line_filter import LineFilter, LineQuery
 from tr11ops.logs.lines import coloured, plain, severity
-from tr11ops.logs.show import Beginning, NoSuchAttempt, Query
+from tr11ops.logs.show import Beginning, Query
 from tr11ops.logs.skip import may_hold
 
 LOGS = Path(__file__).parents[2] / "data" / "logs"

@@ -7,10 +7,10 @@ import math
 import random
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from msgspec import to_builtins
 
 from tr11ops.nodes.bench_answer import NodeAnswer, answer_from, read_answer
 from tr11ops.nodes.bench_job import BenchRequest, measure, read_answers, run_bench
@@ -181,7 +181,7 @@ def test_lines_that_are_no_samples_are_skipped() -> None:
     ]
     answer = read_answer("n1", lines)
     assert answer == NodeAnswer("n1", "2 x A", {"cpu-fp32": {"": (1e9,)}}, {"cpu-fp32": "FLOP/s"})
-    assert answer_from(json.loads(json.dumps(asdict(answer)))) == answer
+    assert answer_from(json.loads(json.dumps(to_builtins(answer)))) == answer
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_answers_are_there_as_soon_as_each_node_has_ended(tmp_path: Path) -> Non
         command='test "$SLURMD_NODENAME" != n02 || exit 4; echo tokens 12',
     )  # fmt: skip
     assert list(read_answers(tmp_path)) == []
-    assert run_bench(json.loads(json.dumps(asdict(request)))) == 3
+    assert run_bench(json.loads(json.dumps(to_builtins(request)))) == 3
     with (tmp_path / "answers.jsonl").open("a") as file:
         file.write('{"node": "n0')  # it is being written
     found = {answer.node: answer.why for answer in read_answers(tmp_path)}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import asdict
 from itertools import combinations
 
 import pytest
+from msgspec import to_builtins
 
 from tr11ops.nodes.group_job import GroupRequest, run_group
 from tr11ops.nodes.group_runner import LocalGroups
@@ -119,7 +119,7 @@ def test_beliefs_are_probabilities() -> None:
 )
 def test_how_a_command_ends(command: str, outcome: str, why: str) -> None:
     request = GroupRequest(("n01",), command, 0.5, on_slurm=False)
-    assert run_group(asdict(request)) == {"outcome": outcome, "why": why}
+    assert run_group(to_builtins(request)) == {"outcome": outcome, "why": why}
 
 
 def test_without_slurm_each_node_is_named() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.tr11ops.agent.queues import Queue, job
-from tr11ops.cluster.base import SchedulerError, SchedulerUnreachable
+from tr11ops.base.errors import SchedulerError, SchedulerUnreachable
 from tr11ops.nodes.names import card_exclusions
 from tr11ops.nodes.queue_exclusions import RunQueue, exclude_nodes, include_nodes, sync_queue_exclusions
 from tr11ops.runcard.card import RunCard

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+
+from msgspec import to_builtins
+from msgspec.structs import replace
 
 from tests.tr11ops.status_cases import NOW, record, save_checkpoint, save_marker
 from tr11ops.rundir.paths import RunDirectory, Submission, new_tag
@@ -25,7 +27,9 @@ def fill(directory: RunDirectory) -> Submission:
     """A run in its second attempt, as the trainer and the launcher leave it."""
     paths = directory.paths
     paths.logs.mkdir(parents=True)
-    rows = [{"kind": "step", **asdict(record(n)), "time": NOW - 400 + n, "job_id": "1002"} for n in range(310, 320)]
+    rows = [
+        {"kind": "step", **to_builtins(record(n)), "time": NOW - 400 + n, "job_id": "1002"} for n in range(310, 320)
+    ]
     paths.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
     for rank in range(4):
         write_heartbeat(paths.heartbeat(rank), Heartbeat(rank, "n01", 5, "training", 319, NOW - 40 - rank, "1002"))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pytest
+from msgspec import to_builtins
 
 from tests.tr11ops.status_cases import NOW, running, steps
 from tr11ops.base.observed import known
@@ -24,12 +24,12 @@ from trainer.contract.end_marker import EndMarker
 from trainer.contract.files import write_json
 from trainer.contract.heartbeat import Heartbeat, write_heartbeat
 from trainer.contract.paths import RunPaths
+from trainer.contract.record import Record
 
 START, LAST = NOW - 7200.0, NOW - 600.0  # it trained for nearly two hours
 
 
-@dataclass(frozen=True)
-class Queue:
+class Queue(Record):
     """A scheduler that knows these jobs."""
 
     listed: tuple[Job, ...] = ()
@@ -78,7 +78,7 @@ def test_a_heartbeat_or_a_step_may_be_later(directory: RunDirectory) -> None:
     assert seen(directory).changed == LAST + 20
     directory.paths.metrics.parent.mkdir(parents=True)
     step = steps(count=1, job_id="1007", age=NOW - LAST - 50)[0]
-    row = {**asdict(step.record), "time": LAST + 50, "job_id": "1007"}
+    row = {**to_builtins(step.record), "time": LAST + 50, "job_id": "1007"}
     directory.paths.metrics.write_text(json.dumps(row) + "\n")
     assert seen(directory).changed == LAST + 50
 
@@ -112,4 +112,4 @@ def test_the_newest_attempt_is_the_one_that_began_last() -> None:
     after = Attempt("1007", NOW - 20, end=None, start=NOW - 20)
     ended = Attempt("1005", NOW - 8000, end=EndMarker("error", 1, 1, True, "", NOW - 8000, "n01", "1005"))
     assert newest_attempt((before, after, ended)) == after
-    assert asdict(before.ended) == {"time": NOW - 5, "is_told": True}
+    assert to_builtins(before.ended) == {"time": NOW - 5, "is_told": True}

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import time
 from pathlib import Path
 
 import pytest
+from msgspec import to_builtins
 
 from tests.tr11ops.job_queue import Queue
 from tests.tr11ops.status_cases import record, running
+from tr11ops.base.errors import SchedulerUnreachable
 from tr11ops.base.observed import Unknown
-from tr11ops.cluster.base import Job, JobState, Node, SchedulerUnreachable
+from tr11ops.cluster.base import Job, JobState, Node
 from tr11ops.detect.finding import Severity
 from tr11ops.detect.registry import detect_all
 from tr11ops.observe.clock import moment_of, skews
@@ -61,7 +62,7 @@ def train(directory: RunDirectory, silent: float = 0.0, node_ahead: float = 0.0)
     paths.metrics.parent.mkdir(parents=True)
     lines = []
     for number in range(60):
-        step = dataclasses.asdict(record(1000 + number, seconds_per_iteration=PACE))
+        step = to_builtins(record(1000 + number, seconds_per_iteration=PACE))
         lines.append(
             f'{{"kind": "step", "time": {last + node_ahead - PACE * (59 - number)}, "job_id": "1007", '
             + ", ".join(f'"{key}": {value}' for key, value in step.items())

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import to_builtins
+from msgspec.structs import replace
 
 from tests.tr11ops.status_cases import (
     DAY,
@@ -93,7 +93,7 @@ def test_a_batch_ramp_is_in_the_estimate() -> None:
     assert end.earliest == pytest.approx(work(course, 100, total) * 10.0 / course[0].weight)
     assert end.earliest > 2 * (total - 100) * 10.0
     # a card that tells of another training is not believed
-    other = dataclasses.replace(first, global_batch_size=999)
+    other = replace(first, global_batch_size=999)
     strange = with_facts(snapshot(steps=(Step(other, NOW - 5, "1007"),)), course=course)
     plain = end_of(strange)
     assert plain is not None
@@ -153,7 +153,7 @@ def test_the_next_checkpoint_is_the_one_that_comes_first() -> None:
     assert leaving is not None
     assert (leaving.step, leaving.seconds, leaving.why) == (None, 600.0, "end of the task")
     facts = snapshot().run
-    minutes = with_facts(snapshot(), training=dataclasses.replace(facts.training, checkpoint_minutes=40.0))
+    minutes = with_facts(snapshot(), training=replace(facts.training, checkpoint_minutes=40.0))
     by_clock = next_checkpoint(minutes)
     assert by_clock is not None
     assert (by_clock.seconds, by_clock.why) == (400.0, "minutes")
@@ -165,7 +165,7 @@ def test_before_the_first_steps_the_next_checkpoint_is_iterations_away() -> None
     none = with_facts(snapshot(steps=(), attempts=(), checkpoints=checkpoints(25)), checkpoint_interval=25)
     following = next_checkpoint(none)
     assert following == NextCheckpoint(50, None, "interval", 25)
-    fresh = dataclasses.replace(none, checkpoints=Checkpoints((), None, ()))
+    fresh = replace(none, checkpoints=Checkpoints((), None, ()))
     assert next_checkpoint(fresh) == NextCheckpoint(25, None, "interval", 25)
 
 
@@ -226,7 +226,9 @@ def test_the_best_is_found_in_a_log_of_any_length(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path, "r", "main")
     assert best_rates(paths) is None
     paths.logs.mkdir(parents=True)
-    rows = [asdict(record(n, tflops=120.0 if n < 6000 else 150.0, samples_per_second=19.0)) for n in range(1, 12001)]
+    rows = [
+        to_builtins(record(n, tflops=120.0 if n < 6000 else 150.0, samples_per_second=19.0)) for n in range(1, 12001)
+    ]
     rows[2000]["tflops"] = 900.0  # one step is no throughput
     text = "".join(json.dumps({"kind": "step", **row, "time": 1.0, "job_id": "1"}) + "\n" for row in rows)
     paths.metrics.write_text(text)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import grp
 import os
 import pwd
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.tr11ops.status_cases import NOW, pending, running
+from tr11ops.base.errors import SchedulerUnreachable
 from tr11ops.base.observed import Unknown
-from tr11ops.cluster.base import Job, JobState, SchedulerUnreachable
+from tr11ops.cluster.base import Job, JobState
 from tr11ops.handover.start import StartOfShift, job_lines
 from tr11ops.observe.group_jobs import group_jobs, group_of_folder, members_among, read_group_jobs
 

@@ -14,8 +14,9 @@ import pytest
 from tests.tr11ops.observe.filling import fill, submission
 from tests.tr11ops.status_cases import DAY, NOW, ended, pending, running, save_checkpoint, save_marker
 from tests.waiting import until
+from tr11ops.base.errors import SchedulerError, SchedulerUnreachable
 from tr11ops.base.observed import Unknown, known
-from tr11ops.cluster.base import BatchRequest, Job, JobState, Node, SchedulerError, SchedulerUnreachable
+from tr11ops.cluster.base import BatchRequest, Job, JobState, Node
 from tr11ops.cluster.local import LocalScheduler
 from tr11ops.detect.registry import detect_all
 from tr11ops.observe.files import read_kill_switch

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from msgspec import to_builtins
 
 from tr11ops.goodput.history import read_metrics
 from tr11ops.hub.model_facts import read_losses
@@ -23,7 +24,7 @@ STEPS = 8
 
 def step(number: int, **changes: Any) -> dict[str, Any]:
     record = StepRecord(number, 100, 8 * number, 80 * number, 1.5, 1e-4, 8, 2.5, 0.3, 5.0, 150.0)
-    return {"kind": "step", **asdict(record), "time": 1000.0 + number, "job_id": "12", **changes}
+    return {"kind": "step", **to_builtins(record), "time": 1000.0 + number, "job_id": "12", **changes}
 
 
 def test_where_the_readers_differed(tmp_path: Path) -> None:

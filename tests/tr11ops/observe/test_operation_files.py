@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +12,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import to_builtins
+from msgspec.structs import asdict
 
 from tests.tr11ops.status_cases import NOW, beats, save_checkpoint, save_marker
 from tr11ops.base.observed import Unknown
@@ -75,7 +76,7 @@ def test_where_copies_go_says_which_steps_must_be_copied() -> None:
 def test_an_empty_run_directory_is_seen_and_holds_nothing(directory: RunDirectory) -> None:
     directory.root.mkdir()
     seen = reading.see_operation(directory, OperationFacts(purge_days=30.0), "demo", (), ())
-    assert vars(seen) == {
+    assert asdict(seen) == {
         "ended_jobs": (),
         "holds": (),
         "holds_changed": None,
@@ -266,7 +267,7 @@ def test_a_log_that_only_the_controller_sees_is_none(directory: RunDirectory) ->
 # ----------------------------------------------------------------------------- clocks
 def beat(paths: RunPaths, rank: int, host: str, written: float, stamped: float) -> Heartbeat:
     entry = Heartbeat(rank, host, 100 + rank, "training", 7, written, "12")
-    write_json(paths.heartbeat(rank), asdict(entry))
+    write_json(paths.heartbeat(rank), to_builtins(entry))
     os.utime(paths.heartbeat(rank), (stamped, stamped))
     return entry
 

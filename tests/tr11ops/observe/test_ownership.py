@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.tr11ops.job_queue import Queue
 from tests.tr11ops.status_cases import NOW, pending, running

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import tracemalloc
-from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import to_builtins
+from msgspec.structs import replace
 
 from tests.tr11ops.status_cases import NOW, record
 from tr11ops.base.observed import Unknown
@@ -119,7 +120,7 @@ def test_phases_that_cannot_be_read_are_unknown(paths: RunPaths) -> None:
 # ----------------------------------------------------------------------------- events
 def test_events_are_the_records_that_are_no_steps(paths: RunPaths) -> None:
     rows = [
-        {"kind": "step", **asdict(record(1)), "time": 1.0, "job_id": "7"},
+        {"kind": "step", **to_builtins(record(1)), "time": 1.0, "job_id": "7"},
         {"kind": "spike", "iteration": 2, "what": "loss", "time": 2.0, "job_id": "7"},
         {"kind": "roll-back", "to": 100, "skip": "2-9", "time": 3.0, "job_id": "7"},
         {"iteration": 4, "time": 4.0},
@@ -216,7 +217,7 @@ def test_suspects_of_every_check_oldest_first(paths: RunPaths) -> None:
 
 def write_times(paths: RunPaths, rank: int, launch: int = 1) -> None:
     times = ComputeTimes(rank, f"n{rank // 8 + 1:02d}", launch, 1.7e9, 40, 10, {"forward": 0.5}, 0.6, 0, 0)
-    write_json(paths.compute("7", rank), asdict(times))
+    write_json(paths.compute("7", rank), to_builtins(times))
 
 
 def test_the_ranks_own_compute_times_of_the_newest_launch(paths: RunPaths) -> None:
@@ -266,5 +267,5 @@ def test_the_card_says_what_is_a_fault() -> None:
     assert (facts.stall_iterations, facts.slow_percent, facts.log_interval, facts.checkpoint_minutes) == (7, 5, 2, 90)
     assert (
         training_facts(load_card(shipped_folder() / "demo.toml", [], {})).stall_iterations
-        == TrainingFacts.stall_iterations
+        == TrainingFacts().stall_iterations
     )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.tr11ops.job_queue import Queue
-from tests.tr11ops.status_cases import NOW, ended, pending, save_marker, snapshot
+from tests.tr11ops.status_cases import NOW, changed, ended, pending, save_marker, snapshot
 from tr11ops.cli.resume import _undoing
 from tr11ops.cli.stopping import StopContext
 from tr11ops.cluster.base import Job
@@ -48,7 +48,7 @@ def releasers(run: tuple[RunCard, RunDirectory], job: Job, user: str = "ana") ->
     job = replace(job, comment=directory.comment(TAG))
     queue = Queue(job)
     seen = observe(directory, facts_of(card), queue, NOW)
-    seen = snapshot(jobs=seen.jobs, holds=seen.holds, attempts=seen.attempts, steps=(), heartbeats=())
+    seen = snapshot(jobs=seen.jobs, holds=seen.operation.holds, attempts=seen.attempts, steps=(), heartbeats=())
     names = held_by_tr11(directory)
     scene = PolicyContext(user=user, holder=None, releasable=names)
     found = plan(seen, (), judge(seen, ()), ActionHistory(), scene, ActionLimits())
@@ -116,7 +116,7 @@ def test_a_repair_cancels_what_is_left_over_of_a_finished_training() -> None:
     [step] = plan_repair(seen, {"1000"}, user="ana").steps
     assert (step.action, step.why) == ("cancel", "the training is finished, nothing is left for it")
     assert plan_repair(seen, {"1000"}, is_automatic=True).is_empty
-    [finding] = held.detect(replace(seen, scheduler="local", holds=(HoldRecord("1000", "ana"),)))
+    [finding] = held.detect(changed(seen, scheduler="local", holds=(HoldRecord("1000", "ana"),)))
     assert finding.fix == "tr11 launch --repair"
 
 

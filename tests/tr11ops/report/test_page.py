@@ -9,13 +9,14 @@ import os
 import re
 import shutil
 import subprocess
-from dataclasses import asdict, replace
 from datetime import UTC
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import to_builtins
+from msgspec.structs import replace
 
 from tr11ops.base.observed import Unknown
 from tr11ops.cli.main import execute
@@ -92,7 +93,7 @@ def directory(tmp_path: Path) -> RunDirectory:
             for step in range(first, last + 1)
         ]
     marker = EndMarker("exit-duration", 200, 200, True, "", START + 3130, "n1", "12", 1)
-    write_json(paths.end_marker("12"), asdict(marker))
+    write_json(paths.end_marker("12"), to_builtins(marker))
     write_json(
         paths.attempt("11") / "verdict.json",
         {"reason": "error", "iteration": 100, "checkpoint_step": 90, "exit_status": 1, "message": HOSTILE,

@@ -16,20 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tr11ops.base.errors import ExclusionError
 from tr11ops.base.observed import Unknown
 from tr11ops.observe.files import read_exclusions
 from tr11ops.rundir import exclusions
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.exclusion_limit import ExclusionLimit
-from tr11ops.rundir.exclusions import (
-    ExclusionError,
-    due_for_recheck,
-    exclude,
-    history,
-    include,
-    read_version,
-    record_check,
-)
+from tr11ops.rundir.exclusions import due_for_recheck, exclude, history, include, read_version, record_check
 from tr11ops.rundir.journal import read_journal
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.rundir.versioned import VersionedFile

@@ -9,7 +9,7 @@ import pytest
 
 from tests.tr11ops.status.publishing import card_of, directory_of
 from tr11ops.backup.ledger import ArchiveState, DrillRecord, write_archive_state, write_drill
-from tr11ops.base.newer import NewerFileError
+from tr11ops.base.errors import NewerFileError
 from tr11ops.base.observed import cause
 from tr11ops.cluster.site import SiteRules, keep_site
 from tr11ops.hub import sync_state

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 
 import pytest
+from msgspec import to_builtins
+from msgspec.structs import replace
 
 from tests.tr11ops.disk_scheduler import DiskScheduler
 from tests.tr11ops.launch.run_inputs import write_card, write_checkpoint
@@ -28,10 +28,12 @@ from tr11ops.rundir.journal import read_journal
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.rundir.state_files import SET_ASIDE, find_damage, set_damage_aside
 from trainer.contract.end_marker import EndMarker
+from trainer.contract.errors import DamagedFile
 from trainer.contract.files import write_json
 from trainer.contract.heartbeat import Heartbeat, write_heartbeat
 from trainer.contract.lease import LeaseClaim, LeaseFolder
-from trainer.contract.state_file import DamagedFile, read_json
+from trainer.contract.record import Record
+from trainer.contract.state_file import read_json
 
 SECONDS = 30  # for a command that is over within one
 
@@ -77,8 +79,7 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 }
 
 
-@dataclass(frozen=True)
-class Template:
+class Template(Record):
     """A run that has trained: its folder, and a copy of what it looks like undamaged."""
 
     folder: Path
@@ -99,7 +100,7 @@ def populate(directory: RunDirectory, tag: str) -> None:
     record = {"job_id": "101", "submission": tag, "array_id": "101", "task_id": "1", "nodes": ["n1"], "start": now - 50}
     attempt = paths.attempt("101")
     write_json(attempt / "attempt.json", record)
-    write_json(paths.end_marker("101"), asdict(EndMarker("exit-duration", 10, 10, True, "", now, "n1", "101", 1)))
+    write_json(paths.end_marker("101"), to_builtins(EndMarker("exit-duration", 10, 10, True, "", now, "n1", "101", 1)))
     AttemptVerdict("exit-duration", 10, 10, 0, "", job_id="101", submission=tag, time=now).write(attempt)
     LaunchRecord(1, ("n1",), now - 50, now).write(attempt)
     write_json(attempt / "nodes" / "n1.json", {"node": "n1", "checks": []})
@@ -145,7 +146,7 @@ def test_a_file_of_a_newer_tr11_is_said_and_stays_where_it_is(template: Template
         (found,) = find_damage(template.directory)
         assert (found.path, found.is_set_aside) == (str(path), False) and "schema 99, this one knows 1" in found.what
         assert set_damage_aside(template.directory, "ana") == () and path.exists()
-        findings = damaged_state.detect(dataclasses.replace(snapshot(), damaged_files=(found,)))
+        findings = damaged_state.detect(replace(snapshot(), damaged_files=(found,)))
         assert [one.title for one in findings] == [f"a state file: {path} {found.what}"]
     finally:
         template.restore()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from msgspec import to_builtins
 
 from tests.tr11ops.status_cases import NOW, record, snapshot
 from tr11ops.goodput.history import read_metrics
@@ -39,7 +39,7 @@ def test_every_reader_finds_the_same_usual_step(told: list[float], usual: float 
     assert end_of_log(log, len(log), True).seconds_per_iteration == usual
     paths = RunPaths(tmp_path, "demo", "main")
     paths.logs.mkdir(parents=True)
-    rows = [{"kind": "step", **asdict(one), "time": NOW + one.iteration, "job_id": "7"} for one in records]
+    rows = [{"kind": "step", **to_builtins(one), "time": NOW + one.iteration, "job_id": "7"} for one in records]
     paths.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert read_history(paths).step == usual
     counted = [step.seconds for step in read_metrics(paths.metrics).steps]

@@ -6,10 +6,11 @@ import errno
 import os
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.plugins.disk_fixture import Disk
 from tests.tr11ops.alerts.office import ANA, NOON, Mailbox, Office, Server, finding

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from tests.tr11ops.status.care_cases import FAULT, alert, look
 from tests.tr11ops.status_cases import (
@@ -62,7 +63,7 @@ SCREENS: dict[str, tuple[Snapshot, int, bool]] = {
     "scheduler-away-80": (snapshot(jobs=AWAY, nodes=AWAY), 80, True),
     "nothing-launched-80": (idle(steps=(), attempts=(), heartbeats=()), 80, True),
     "blind-60-ascii": (
-        dataclasses.replace(
+        replace(
             snapshot(),
             jobs=Unknown("no answer"),
             nodes=Unknown("no answer"),
@@ -84,7 +85,7 @@ def full() -> Status:
     """The status of a run of which everything is known, so that every key at every depth is in it."""
     given = snapshot(
         kill_switch=KillSwitch(Path("/k"), "ben", NOW, "new data"),
-        attempts=(dataclasses.replace(ended(), code=CodeIdentity("/c", "ab" * 20), versions=VERSIONS),),
+        attempts=(replace(ended(), code=CodeIdentity("/c", "ab" * 20), versions=VERSIONS),),
         exclusions=(Exclusion("n77", "Xid 79", "ana", NOW + 9),),
         backup=CopyStatus(NOW - HOUR, 31000),
         sync=CopyStatus(NOW - HOUR),

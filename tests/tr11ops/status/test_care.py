@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.tr11ops.detect.detector_table import TABLE as FAULTS
 from tests.tr11ops.detect.operation_table import TABLE as OPERATION
@@ -18,6 +18,7 @@ from tests.tr11ops.status_cases import (
     HOUR,
     NOW,
     beats,
+    changed,
     cron_job,
     idle,
     pending,
@@ -125,15 +126,15 @@ MINUTES = with_facts(snapshot(jobs=(SHORT,)), task_seconds=2400.0)
         (asked_for(snapshot(), has_recipients=False), ["recipients"], "no one would be told"),
         (MINUTES, ["queue"], "the queue covers 39 min of the 102 d"),
         (asked_for(MINUTES, resubmissions=4), [], ""),
-        (dataclasses.replace(asked_for(MINUTES, resubmissions=4), resubmitted=3), [], ""),
-        (dataclasses.replace(asked_for(MINUTES, resubmissions=4), resubmitted=4), ["queue"], "may not resubmit again"),
-        (dataclasses.replace(asked_for(MINUTES, resubmissions=4), resubmitted=Unknown("a")), ["queue"], "covers"),
-        (dataclasses.replace(asked_for(MINUTES, resubmissions=4), periodic_jobs=()), ["watchdog", "queue"], "covers"),
-        (dataclasses.replace(MINUTES, steps=steps(last=115_300)), [], ""),
+        (replace(asked_for(MINUTES, resubmissions=4), resubmitted=3), [], ""),
+        (replace(asked_for(MINUTES, resubmissions=4), resubmitted=4), ["queue"], "may not resubmit again"),
+        (replace(asked_for(MINUTES, resubmissions=4), resubmitted=Unknown("a")), ["queue"], "covers"),
+        (changed(asked_for(MINUTES, resubmissions=4), periodic_jobs=()), ["watchdog", "queue"], "covers"),
+        (replace(MINUTES, steps=steps(last=115_300)), [], ""),
         (snapshot(pause=KillSwitch(Path("/p"), "ben", NOW - 60)), ["resume"], "nothing trains after this task"),
         (snapshot(jobs=(running(), pending(reason="JobHeldUser"))), [], ""),  # this task alone lasts the night
         (
-            dataclasses.replace(asked_for(MINUTES, has_recipients=False), periodic_jobs=()),
+            changed(asked_for(MINUTES, has_recipients=False), periodic_jobs=()),
             ["watchdog", "recipients", "queue"], "no watchdog looks at the run; no one would be told; the queue covers",
         ),
     ],
@@ -251,10 +252,10 @@ def test_who_copies_is_read_from_the_claims(tmp_path: Path) -> None:
         turn.copying(31000)
         ClaimFolder(directory, CLAIM).take(Claim.of_this_process(time.time(), HOUR), None)
         ClaimFolder(directory, "copy-url").take(Claim.of_this_process(time.time(), HOUR), None)
-        seen = observe_extra(directory, given, dataclasses.replace(snapshot(), time=time.time()))
+        seen = observe_extra(directory, given, replace(snapshot(), time=time.time()))
         assert [(work.to, work.step) for work in known(seen.copying, ())] == [("store", 31000), ("sync", None)]
         write_drill(directory, DrillRecord(NOW, "store", 30000, passed=True))
-    after = observe_extra(directory, given, dataclasses.replace(snapshot(), time=time.time()))
+    after = observe_extra(directory, given, replace(snapshot(), time=time.time()))
     assert [work.to for work in known(after.copying, ())] == ["sync"]
     assert after.drill == DrillRecord(NOW, "store", 30000, passed=True)
     assert observe_extra(directory, card, snapshot()).drill is None
@@ -281,7 +282,7 @@ def test_file_systems_that_no_one_asked_for_have_no_row() -> None:
     assert list(filesystems(shown(snapshot(usage=Unknown("unreadable"))))) == []
     wanted = asked_for(snapshot(), filesystems=(FilesystemRule("SCRATCH"),))
     assert [text for _, text, _ in filesystems(shown(wanted))] == ["not looked at yet (tr11 fs-watchdog)"]
-    hidden = dataclasses.replace(wanted, usage=Unknown("unreadable"))
+    hidden = changed(wanted, usage=Unknown("unreadable"))
     assert [text for _, text, _ in filesystems(shown(hidden))] == ["unknown"]
 
 
@@ -393,7 +394,7 @@ def test_where_the_site_starts_what_is_queued_no_one_is_told_to_launch(seen: Sna
 
 
 def test_a_queue_behind_a_closed_partition_says_when_it_goes_on() -> None:
-    short = dataclasses.replace(SHORT, time_limit_seconds=2400)
+    short = replace(SHORT, time_limit_seconds=2400)
     given = with_facts(snapshot(jobs=(short, pending((8,), reason="PartitionDown"))), task_seconds=2400.0)
     (need,) = answer(given, (), HEALTHY).needs
     assert (

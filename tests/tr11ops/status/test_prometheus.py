@@ -21,8 +21,8 @@ from tests.tr11ops.cli.status_place import COMMAND, Place
 from tests.tr11ops.status.screens import SCREENS, full
 from tests.tr11ops.status_cases import NOW, idle, snapshot
 from tests.tr11ops.watchdog.verdict_table import TABLE
+from tr11ops.base.errors import Refusal
 from tr11ops.base.observed import Unknown
-from tr11ops.cli.common import Refusal
 from tr11ops.cli.status import target_of
 from tr11ops.detect.registry import detect_all
 from tr11ops.observe.snapshot import Snapshot

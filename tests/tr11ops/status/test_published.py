@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tr11ops.status.publishing import GOODPUT, NAMES, card_of, directory_of, full_of, published
-from tests.tr11ops.status_cases import HOUR, NOW, idle, pending, running, snapshot
+from tests.tr11ops.status_cases import HOUR, NOW, changed, idle, pending, running, snapshot
 from tr11ops.base.observed import Unknown, all_unknown, observed_fields
 from tr11ops.cluster.base import JobState
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe.clock import Moment
-from tr11ops.observe.operation import CopyStatus
+from tr11ops.observe.operation import CopyStatus, OperationObservations
 from tr11ops.observe.snapshot import KillSwitch, Snapshot
+from tr11ops.observe.training import TrainingObservations
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.status import assessment
 from tr11ops.status.build import status_of
@@ -87,10 +87,15 @@ def test_unknown_stays_unknown() -> None:
 
 def test_whatever_may_be_unknown_is_published_by_name() -> None:
     why = Unknown("not mounted")
-    seen = dataclasses.replace(snapshot(), **all_unknown(Snapshot, why))
+    seen = changed(
+        snapshot(),
+        **all_unknown(Snapshot, why),
+        **all_unknown(TrainingObservations, why),
+        **all_unknown(OperationObservations, why),
+    )
     extra = ExtraObservations(**all_unknown(ExtraObservations, why))
     told = published_status(status_of(seen, (), judge(seen, ()), extra).document(), NAMES, GOODPUT)
-    names = {*observed_fields(Snapshot).values(), *observed_fields(ExtraObservations).values()}
+    names = {*observed_fields(Snapshot, TrainingObservations, OperationObservations, ExtraObservations).values()}
     assert set(told["unknown"]) == names
     assert {"ended jobs", "corruptions", "damaged files", "messages"} <= names
 
@@ -225,4 +230,4 @@ def test_a_later_detector_is_still_read() -> None:
 
 
 def test_the_summary_is_of_plain_numbers() -> None:
-    assert all(field.type != "str" for field in dataclasses.fields(GoodputSummary))
+    assert "str" not in GoodputSummary.__annotations__.values()

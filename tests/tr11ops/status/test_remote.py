@@ -8,7 +8,6 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from rich.console import Console
 
 from tests.tr11ops.logs.hub_server import Hub, serving
@@ -24,10 +24,10 @@ from tests.tr11ops.logs.log_cases import log_of
 from tests.tr11ops.status.publishing import published
 from tests.tr11ops.status.screens import keys_below
 from tests.tr11ops.status_cases import DAY, HOUR, NOW, idle, snapshot
+from tr11ops.base.errors import HubPermanentError, HubUnavailable
 from tr11ops.cli.main import execute
 from tr11ops.hub.address import HubRepo, repo_of
 from tr11ops.hub.asking import remote_retries, until_answered
-from tr11ops.hub.base import HubPermanentError, HubUnavailable
 from tr11ops.hub.log_end import end_of_log
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.status.build import status_of

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 import math
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.plugins.golden_fixture import Golden
 from tests.tr11ops.status.care_cases import alert, look
@@ -106,10 +106,10 @@ def test_hostile_texts_reach_no_terminal() -> None:
 
 def test_the_code_that_runs_is_on_the_screen() -> None:
     code = CodeIdentity("/code", "ab" * 20, "work", ("x.py",), 1, "f" * 64, "code.diff")
-    newest = dataclasses.replace(ended("1007"), code=code, versions={"torch": "2.13", "cuda": "12.8", "nccl": "none"})
+    newest = replace(ended("1007"), code=code, versions={"torch": "2.13", "cuda": "12.8", "nccl": "none"})
     text = drawn(snapshot(attempts=(newest, ended("1006"))), 80, False)
     assert "code       work ababababab with 1 changed file (ffffffff); torch 2.13, cuda 12.8\n" in text
-    unknown = dataclasses.replace(newest, code=CodeIdentity(why="git is not installed on this machine"), versions={})
+    unknown = replace(newest, code=CodeIdentity(why="git is not installed on this machine"), versions={})
     assert "code       not known: git is not installed on this machine\n" in drawn(
         snapshot(attempts=(unknown,)), 80, False
     )
@@ -202,7 +202,7 @@ def test_unknown_is_null_with_a_reason_and_absent_is_not() -> None:
 
 def test_a_loss_that_is_no_number_is_said_to_be_none() -> None:
     given = list(steps())
-    given[-1] = dataclasses.replace(given[-1], record=dataclasses.replace(given[-1].record, lm_loss=math.nan))
+    given[-1] = replace(given[-1], record=replace(given[-1].record, lm_loss=math.nan))
     result = document(snapshot(steps=tuple(given)))
     assert (result["loss"], result["loss_is_finite"]) == (None, False)
     assert "nan" in drawn(snapshot(steps=tuple(given)), 80, True)
@@ -266,7 +266,7 @@ def test_a_low_screen_shows_what_is_wrong_first() -> None:
 
 
 def test_the_healthy_screen_fits_24_lines_with_everything_on_it() -> None:
-    operation = dataclasses.replace(
+    operation = replace(
         snapshot().run.operation, archive_interval=1000, sync_seconds=3600.0, filesystems=(FilesystemRule("SCRATCH"),)
     )
     given = with_facts(
@@ -358,7 +358,7 @@ def test_a_low_screen_keeps_the_verdict_and_the_worst_fault(height: int, width: 
 
 
 def test_two_faults_and_the_progress_fit_the_usual_terminal() -> None:
-    two = dataclasses.replace(
+    two = replace(
         TWO, attempts=(Attempt("1007", NOW - 12 * HOUR, None, "1000_7"), ended()), jobs=(running(), pending())
     )
     assert len(detect_all(two)) == 2
@@ -401,8 +401,8 @@ def test_what_to_do_before_sleeping_stands_below_the_answer() -> None:
     assert "\nBefore you sleep: no watchdog looks at the run. Job 1000_7" in text
     assert "\n  first    tr11 cron install\n" in text
     seen = snapshot(periodic_jobs=())
-    operation = dataclasses.replace(seen.run.operation, start_of_watchdog="cron run")  # neither crontab nor Slurm
-    text = drawn(dataclasses.replace(seen, run=dataclasses.replace(seen.run, operation=operation)), 80, True)
+    operation = replace(seen.run.operation, start_of_watchdog="cron run")  # neither crontab nor Slurm
+    text = drawn(replace(seen, run=replace(seen.run, operation=operation)), 80, True)
     assert "\n  first    tr11 cron run\n" in text
 
 
@@ -414,7 +414,7 @@ def test_a_start_says_which_iterations_are_done_again() -> None:
 
 def test_an_iteration_that_was_done_again_counts_once() -> None:
     seen = snapshot()
-    twice = dataclasses.replace(seen, steps=(*known(seen.steps, ()), *known(seen.steps, ())[-9:]))
+    twice = replace(seen, steps=(*known(seen.steps, ()), *known(seen.steps, ())[-9:]))
     [line] = [line for line in drawn(twice, 80, True).splitlines() if line.startswith("loss ")]
     assert line.endswith(f" last {len(known(seen.steps, ()))}")
 
@@ -435,7 +435,7 @@ def test_a_loss_course_is_drawn_from_its_means() -> None:
     written = document(snapshot())["loss_course"]
     assert isinstance(written, dict) and (written["steps"], len(written["means"])) == (60, 40)
     assert document(snapshot(steps=()))["loss_course"] is None
-    worst = [dataclasses.replace(step, record=dataclasses.replace(step.record, lm_loss=math.inf)) for step in steps()]
+    worst = [replace(step, record=replace(step.record, lm_loss=math.inf)) for step in steps()]
     written = document(snapshot(steps=tuple(worst)))["loss_course"]
     assert isinstance(written, dict) and set(written["means"]) == {None}
 

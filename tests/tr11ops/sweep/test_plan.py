@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.tr11ops.launch.run_inputs import write_card
+from tr11ops.base.errors import SweepError
 from tr11ops.runcard.card import RunCard, load_card
-from tr11ops.sweep.grid import MOST_CELLS, SweepError, cells_of, parse_axis
+from tr11ops.sweep.grid import MOST_CELLS, cells_of, parse_axis
 from tr11ops.sweep.plan import SweepPlan, SweepRequest, plan_sweep
 from tr11ops.sweep.rule import equal_overrides, rule_overrides
 from trainer.schedule.learning_rate import warmup_samples_of

@@ -21,6 +21,7 @@ from tests.tr11ops.walk.world import STRAY, World
 from tr11ops.rundir.copies import read_copies
 from trainer.contract.checkpoint_names import checkpoint_name, checkpoint_step, read_latest
 from trainer.contract.paths import MANIFEST_FILE
+from trainer.contract.record import Record
 
 
 @dataclass
@@ -36,8 +37,7 @@ class Harm:
         return self.is_open or run.number in self.seen
 
 
-@dataclass(frozen=True)
-class Look:
+class Look(Record):
     """All bytes at one moment. `folders` and `latest` by run, `copies` by archive and place."""
 
     folders: tuple[Mapping[str, Prints], ...]

@@ -33,7 +33,8 @@ def train(what: dict[str, Any]) -> int:
     from tests.trainer.checkpoint.synthetic import Model, Shape, differences, state
     from trainer.checkpoint import store
     from trainer.contract.checkpoint_names import checkpoint_name
-    from trainer.contract.checkpoints import CheckpointError, fence_off
+    from trainer.contract.checkpoints import fence_off
+    from trainer.contract.errors import CheckpointError
     from trainer.contract.lease import Lease
     from trainer.contract.paths import RunPaths
     from trainer.contract.recovery import read_recovery

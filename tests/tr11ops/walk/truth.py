@@ -17,20 +17,20 @@ from typing import Any, Protocol, TypeAlias
 
 from tests.plugins.object_store_fixture import ObjectStore
 from trainer.contract.paths import MANIFEST_FILE
+from trainer.contract.record import Record
 
 Prints: TypeAlias = Mapping[str, str]  # path to digest
 RECEIPT = ".copy.json"
 
 
-@dataclass(frozen=True)
-class Saved:
+class Saved(Record):
     """One checkpoint as it was saved: the digests of all its files. `token`: of its tensors; `layers`: of its model."""
 
     step: int
     token: int
     is_whole: bool
     layers: int
-    files: Prints = field(hash=False)
+    files: Prints
 
     @property
     def identity(self) -> str:
@@ -123,8 +123,7 @@ class BucketShelf:
         self.bucket.remove(self.prefix + name)
 
 
-@dataclass(frozen=True)
-class Copy:
+class Copy(Record):
     """What lies at one place of an archive, and the identity that its receipt claims ("" without a readable one)."""
 
     identity: str

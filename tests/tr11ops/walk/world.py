@@ -9,19 +9,20 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from tests.plugins.object_store_fixture import ObjectStore
 from tests.tr11ops.backup.lose_it import Answer, Kind, invoke
 from tests.tr11ops.walk.nursery import WalkNursery
 from tests.tr11ops.walk.run import Run
 from tests.tr11ops.walk.truth import BucketShelf, FolderShelf, Shelf
-from tr11ops.backup.base import ArchiveFull, ArchivePermanentError, ArchiveUnavailable
 from tr11ops.backup.round_values import Reading, RoundResult
+from tr11ops.base.errors import ArchiveFull, ArchivePermanentError, ArchiveUnavailable, NotPossible
 from tr11ops.checkpoints.pins import pin, unpin
 from tr11ops.checkpoints.prune import Pruner
-from tr11ops.checkpoints.rollback import NotPossible, carry_out, claimed, plan_rollback, plan_undo
+from tr11ops.checkpoints.rollback import carry_out, claimed, plan_rollback, plan_undo
 from tr11ops.checkpoints.verify import verify
 from tr11ops.rundir.checkpoint_damage import put_on_record
 from tr11ops.rundir.clocks import Clocks

@@ -8,17 +8,18 @@ training goes on, or begins again, without a person and without the site doing a
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from tests.tr11ops.status_cases import (
     DAY,
     HOUR,
     NOW,
     beats,
+    changed,
     cron_job,
     ended,
     pending,
@@ -47,6 +48,7 @@ from tr11ops.status.answer import answer
 from tr11ops.watchdog.actions import ActionLimits, PolicyContext
 from tr11ops.watchdog.policy import plan
 from tr11ops.watchdog.verdict import Verdict, judge
+from trainer.contract.record import Record
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "site-events.md"
 PHASES = ("queued", "starting", "training", "saving", "last hour", "leaving", "idle")
@@ -57,7 +59,7 @@ SENT = Submission(
     "20220420-000000-00000000", "1000", "slurm", NOW - 10 * DAY, "ana", "h", "tr11-176B-ml", "main", "1-10%1", 48, "x"
 )
 NODES = tuple(Node(f"n{n:02d}", frozenset({"allocated"}), partitions=("gpu_p13",)) for n in range(1, 61))
-IDLE_NODES = tuple(dataclasses.replace(node, states=frozenset({"idle"})) for node in NODES)
+IDLE_NODES = tuple(replace(node, states=frozenset({"idle"})) for node in NODES)
 LAST = ended("1007", 300.0)
 
 
@@ -73,7 +75,7 @@ def phase(name: str) -> Snapshot:
         ),
         "starting": snapshot(
             jobs=(running(start_time=NOW - 90.0, partition="gpu_p13"), waits),
-            attempts=(dataclasses.replace(begun, changed=NOW - 80.0), ended()),
+            attempts=(replace(begun, changed=NOW - 80.0), ended()),
             steps=steps(job_id="1006", age=HOUR), heartbeats=beats(10.0, "loading"), nodes=NODES,
         ),
         "training": snapshot(jobs=(job, waits), nodes=NODES),
@@ -87,17 +89,14 @@ def phase(name: str) -> Snapshot:
             jobs=(), attempts=(LAST,), steps=steps(age=320.0), heartbeats=beats(320.0, "ended"), nodes=IDLE_NODES
         ),
     }[name]  # fmt: skip
-    return dataclasses.replace(
-        quiet, submissions=(SENT,), run=dataclasses.replace(quiet.run, operation=FACTS), usage=(usage(),)
-    )
+    return changed(quiet, submissions=(SENT,), run=replace(quiet.run, operation=FACTS), usage=(usage(),))
 
 
 def usage(bytes_used: int = 50) -> Usage:
     return Usage(NOW - 600.0, "scratch", "quota", bytes_used=bytes_used, bytes_limit=100)
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(Record):
     """One event in one phase: what is seen, what else is known, and whether the training goes on by itself."""
 
     seen: Snapshot
@@ -108,8 +107,7 @@ class Cell:
 Change = Callable[[str, Snapshot], Snapshot | None]
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(Record):
     """Something that the site does. `change` gives what is then seen, None where it cannot befall that phase.
 
     `trains`: the phases in which the training goes on, or begins again, by itself. `endings`: how attempts ended.
@@ -151,13 +149,13 @@ def waits_for(reason: str) -> Change:
         if name == "idle":
             return None
         jobs = tuple(_with_reason(job, reason) for job in known(seen.jobs, ()))
-        return dataclasses.replace(seen, jobs=jobs)
+        return replace(seen, jobs=jobs)
 
     return change
 
 
 def _with_reason(job: Job, reason: str) -> Job:
-    return dataclasses.replace(job, reason=reason) if job.state is JobState.PENDING else job
+    return replace(job, reason=reason) if job.state is JobState.PENDING else job
 
 
 def maintenance(name: str, seen: Snapshot) -> Snapshot | None:
@@ -165,21 +163,19 @@ def maintenance(name: str, seen: Snapshot) -> Snapshot | None:
     changed = waits_for("ReqNodeNotAvail, Reserved for maintenance")(name, seen)
     if name in {*RUNNING, "leaving"} or changed is None:
         return changed
-    return dataclasses.replace(
-        changed, nodes=tuple(dataclasses.replace(n, states=frozenset({"idle", "maintenance"})) for n in NODES)
-    )
+    return replace(changed, nodes=tuple(replace(n, states=frozenset({"idle", "maintenance"})) for n in NODES))
 
 
 def node_removed(name: str, seen: Snapshot) -> Snapshot | None:
     """n02, which the run uses or would use, is no longer in the cluster."""
     rest = tuple(node for node in known(seen.nodes, ()) if node.name != "n02")
     if name not in RUNNING:
-        return dataclasses.replace(seen, nodes=rest)
+        return replace(seen, nodes=rest)
     jobs = tuple(
-        dataclasses.replace(job, state=JobState.NODE_FAIL, end_time=NOW - 30.0) if job.state.is_active else job
+        replace(job, state=JobState.NODE_FAIL, end_time=NOW - 30.0) if job.state.is_active else job
         for job in known(seen.jobs, ())
     )
-    return dataclasses.replace(
+    return replace(
         seen, nodes=rest, jobs=jobs, heartbeats=beats(60.0, "training"), attempts=(wordless("1007", 30.0), ended())
     )
 
@@ -187,7 +183,7 @@ def node_removed(name: str, seen: Snapshot) -> Snapshot | None:
 def scheduler_away(words: str) -> Change:
     def change(_: str, seen: Snapshot) -> Snapshot:
         why = Unknown(words)
-        return dataclasses.replace(seen, jobs=why, nodes=why)
+        return replace(seen, jobs=why, nodes=why)
 
     return change
 
@@ -201,35 +197,35 @@ def directory_away(_: str, seen: Snapshot) -> Snapshot:
         "chains", "usage", "clocks", "least_used", "shut_folders", "resubmitted",
     )  # fmt: skip
     unmounted = why.why if seen.active_jobs or seen.pending_jobs else ""
-    return dataclasses.replace(seen, unmounted=unmounted, **dict.fromkeys(hidden, why))
+    return changed(seen, unmounted=unmounted, **dict.fromkeys(hidden, why))
 
 
 def directory_shut(why: str, is_full: bool) -> Change:
     def change(_: str, seen: Snapshot) -> Snapshot:
-        return dataclasses.replace(seen, shut_folders=(UnwritableDirectory(str(seen.run.directory), why, is_full),))
+        return changed(seen, shut_folders=(UnwritableDirectory(str(seen.run.directory), why, is_full),))
 
     return change
 
 
 def switch_away(_: str, seen: Snapshot) -> Snapshot:
     """The kill switch lies on another file system, which is not mounted here."""
-    return dataclasses.replace(seen, kill_switch=Unknown("/switches is not mounted here"))
+    return replace(seen, kill_switch=Unknown("/switches is not mounted here"))
 
 
 def switch_set(_: str, seen: Snapshot) -> Snapshot:
-    return dataclasses.replace(seen, kill_switch=KillSwitch(seen.run.kill_switch, "ben", NOW - 10.0, "spike"))
+    return replace(seen, kill_switch=KillSwitch(seen.run.kill_switch, "ben", NOW - 10.0, "spike"))
 
 
 def own_clock(ahead: float) -> Change:
     def change(_: str, seen: Snapshot) -> Snapshot:
-        return dataclasses.replace(seen, clock_ahead=ahead)
+        return replace(seen, clock_ahead=ahead)
 
     return change
 
 
 def node_clock(_: str, seen: Snapshot) -> Snapshot:
     reading = ClockReading("n02", NOW + HOUR - 20.0, NOW - 20.0, "heartbeat of rank 1")
-    return dataclasses.replace(seen, clocks=(reading,))
+    return changed(seen, clocks=(reading,))
 
 
 def setup_fails(name: str, seen: Snapshot) -> Snapshot | None:
@@ -239,14 +235,14 @@ def setup_fails(name: str, seen: Snapshot) -> Snapshot | None:
     why = "line 2 of slurm.setup failed: module load cuda/99"
     held = pending(reason="JobHeldUser", partition="gpu_p13")
     over = running(state=JobState.FAILED, end_time=NOW - 5.0, start_time=NOW - 9.0, exit_code=1)
-    return dataclasses.replace(
+    return changed(
         seen, jobs=(over, held), attempts=(wordless("1007", 5.0, why), ended()), heartbeats=beats(DAY, "ended"),
         steps=steps(job_id="1006", age=HOUR), holds=(HoldRecord("1000", "tr11", NOW - 5.0, why),), nodes=IDLE_NODES,
     )  # fmt: skip
 
 
 def quota(_: str, seen: Snapshot) -> Snapshot:
-    return dataclasses.replace(seen, usage=(usage(99),))
+    return changed(seen, usage=(usage(99),))
 
 
 def fails(job: str) -> Change:
@@ -254,7 +250,7 @@ def fails(job: str) -> Change:
 
     def change(_: str, seen: Snapshot) -> Snapshot:
         failed = cron_job(job, exit_code=1, failures_in_a_row=4, message="401: the token has expired")
-        return dataclasses.replace(seen, periodic_jobs=(*known(seen.periodic_jobs, ()), failed))
+        return changed(seen, periodic_jobs=(*known(seen.operation.periodic_jobs, ()), failed))
 
     return change
 
@@ -304,8 +300,7 @@ EVENTS = (
 
 
 # ----------------------------------------------------------------------------- what is concluded
-@dataclass(frozen=True)
-class Conclusion:
+class Conclusion(Record):
     """Everything that tr11 makes of a cell: the word, the answer, the acts of the watchdog, and whom it tells."""
 
     verdict: Verdict

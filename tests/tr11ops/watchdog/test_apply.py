@@ -8,18 +8,19 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.forks import exit_code, forked, killed_at
 from tests.tr11ops.disk_scheduler import EFFECT, DiskScheduler
 from tests.tr11ops.launch.run_inputs import write_card
+from tr11ops.base.errors import NotDone, SchedulerUnreachable, Uncertain
 from tr11ops.base.observed import Unknown
 from tr11ops.cli.launch import prepare
-from tr11ops.cluster.base import BatchRequest, Job, JobState, SchedulerUnreachable
+from tr11ops.cluster.base import BatchRequest, Job, JobState
 from tr11ops.launch import submit as submit_module
 from tr11ops.observe.files import read_exclusions
 from tr11ops.observe.look import facts_of, observe
@@ -30,7 +31,7 @@ from tr11ops.rundir.journal import Journal, read_journal
 from tr11ops.rundir.paths import RunDirectory, Submission, new_tag, parse_comment
 from tr11ops.watchdog import pulse as pulse_module
 from tr11ops.watchdog.actions import Action, Cancel, Hold, Release, ReplacementLaunch, Resubmit, Stacks
-from tr11ops.watchdog.apply import Done, NotDone, Uncertain, carry_out, settle
+from tr11ops.watchdog.apply import Done, carry_out, settle
 from tr11ops.watchdog.lock import STALE_SECONDS, WatchdogLock, acquire_lock
 from tr11ops.watchdog.pulse import Actuator, Pulse, WatchedRun, take_pulse
 from trainer.contract.files import write_json

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.tr11ops.status_cases import (
     HOUR,
     NOW,
     beats,
+    changed,
     ended,
     pending,
     running,
@@ -69,7 +70,7 @@ def over(job_id: str, cause: str, why: str, state: JobState = JobState.FAILED, *
     """An attempt has ended by a fault that holds all that waits."""
     attempt = replace(wordless("1007", 60.0), cause=cause, held_because=why)
     job = replace(JOB, state=state, end_time=NOW - 60.0, exit_code=1)
-    return replace(
+    return changed(
         WELL, jobs=(job, HELD), nodes=IDLE_NODES, attempts=(attempt, ended()), heartbeats=beats(60.0, "ended"),
         steps=steps(age=120.0), holds=(HoldRecord("1000", "tr11", NOW - 60.0, why, is_for_fault=True),), **changes,
     )  # fmt: skip
@@ -108,9 +109,9 @@ FAILED_AT = (LaunchEnd("1007", 1, NOW - 2 * HOUR, reached=31_219, began_at=31_20
 BAD_SAMPLE = over("1007", "software", SAMPLE)
 FIRST_BAD = replace(wordless("1007", 2 * HOUR), cause="software", held_because=SAMPLE)
 AGAIN_BAD = replace(wordless("1008", 60.0), cause="software", held_because=SAMPLE)
-DONE_AGAIN = replace(goes_on(attempts=(FIRST_BAD, ended())), steps=steps(8, 31_210, "1008"), launch_ends=FAILED_AT)
+DONE_AGAIN = changed(goes_on(attempts=(FIRST_BAD, ended())), steps=steps(8, 31_210, "1008"), launch_ends=FAILED_AT)
 PASSED = replace(DONE_AGAIN, steps=steps(20, 31_220, "1008"))
-BAD_AGAIN = replace(
+BAD_AGAIN = changed(
     BAD_SAMPLE, jobs=(replace(NEXT, state=JobState.FAILED, end_time=NOW - 60.0, exit_code=1), HELD),
     attempts=(AGAIN_BAD, FIRST_BAD, ended()), heartbeats=beats(60.0, "ended", job_id="1008"),
     steps=steps(19, 31_219, "1008", age=120.0), launch_ends=FAILED_AT,
@@ -165,10 +166,10 @@ INCIDENTS: list[tuple[str, tuple[Snapshot, ...], list[str]]] = [
         "the disk is full, and a save fails",
         (
             WELL,
-            replace(WELL, shut_folders=(FULL,)),
-            replace(WELL, shut_folders=(FULL,), events=(FAILED_SAVE,)),
-            replace(WELL, save_room=FolderRoom("/scratch/tr11", 216 * 2**10), events=(FAILED_SAVE,)),
-            replace(WELL, save_room=FolderRoom("/scratch/tr11", 2**42)),
+            changed(WELL, shut_folders=(FULL,)),
+            changed(WELL, shut_folders=(FULL,), events=(FAILED_SAVE,)),
+            changed(WELL, save_room=FolderRoom("/scratch/tr11", 216 * 2**10), events=(FAILED_SAVE,)),
+            changed(WELL, save_room=FolderRoom("/scratch/tr11", 2**42)),
         ),
         [
             f"{CRITICAL}/scratch/tr11 cannot be written to: no byte is left",
@@ -180,9 +181,9 @@ INCIDENTS: list[tuple[str, tuple[Snapshot, ...], list[str]]] = [
         (
             replace(WELL, exclusions=CAP[:5]),
             replace(WELL, exclusions=CAP),
-            replace(WELL, exclusions=CAP, launch_ends=DEAD, nodes=without("n07")),
-            replace(WELL, exclusions=CAP, launch_ends=DEAD),
-            replace(WELL, exclusions=CAP[:4], launch_ends=DEAD, readmissions=(Readmission("n54", NOW),)),
+            changed(WELL, exclusions=CAP, launch_ends=DEAD, nodes=without("n07")),
+            changed(WELL, exclusions=CAP, launch_ends=DEAD),
+            changed(WELL, exclusions=CAP[:4], launch_ends=DEAD, readmissions=(Readmission("n54", NOW),)),
         ),
         [
             f"[WARNING] {FULL_CAP}",

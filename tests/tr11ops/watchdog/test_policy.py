@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.tr11ops.status_cases import (
     DAY,
     HOUR,
     NOW,
     beats,
+    changed,
     checkpoints,
     ended,
     idle,
@@ -251,10 +252,10 @@ def test_a_hung_job_ends_beyond_the_bound_with_its_stacks_kept() -> None:
     assert words(first) == [("stacks", "1000_7"), ("cancel", "1000_7")]
     last = first.actions[-1]
     assert isinstance(last, Cancel) and last.only_after == first.actions[0].incident and first.actions[0].evidence
-    assert words(decide(replace(HUNG, stacks=(STACKS,)))) == [("cancel", "1000_7")]
-    of_another_hang = replace(HUNG, stacks=(replace(STACKS, time=NOW - 10 * HOUR),))
+    assert words(decide(changed(HUNG, stacks=(STACKS,)))) == [("cancel", "1000_7")]
+    of_another_hang = changed(HUNG, stacks=(replace(STACKS, time=NOW - 10 * HOUR),))
     assert words(decide(of_another_hang)) == [("stacks", "1000_7"), ("cancel", "1000_7")]
-    unread = replace(HUNG, stacks=Unknown("no rights"))
+    unread = changed(HUNG, stacks=Unknown("no rights"))
     assert words(decide(unread)) == [("stacks", "1000_7"), ("cancel", "1000_7")]
     sooner = snapshot(heartbeats=beats(age=1500), steps=steps(age=1500), stacks=(STACKS,))
     assert decide(sooner).actions == ()
@@ -420,7 +421,7 @@ GONE = Unknown("it could not be read")
 def test_nothing_follows_from_what_is_not_known(seen: Snapshot, hidden: str) -> None:
     on_scene = hidden in {"pause", "holder", "endings", "blames"}
     scene = replace(READY, **{hidden: GONE}) if on_scene else READY  # type: ignore[arg-type]
-    found = decide(seen if on_scene else replace(seen, **{hidden: GONE}), scene=scene)  # type: ignore[arg-type]
+    found = decide(seen if on_scene else changed(seen, **{hidden: GONE}), scene=scene)  # type: ignore[arg-type]
     assert found.actions == ()
 
 

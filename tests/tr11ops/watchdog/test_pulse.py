@@ -6,12 +6,12 @@ import errno
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.tr11ops.cli.local_bench import NODES, LocalBench
 from tests.tr11ops.cli.run_folder import run_directory

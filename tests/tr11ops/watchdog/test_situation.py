@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.tr11ops.goodput.eventful import CARD, eventful
 from tests.tr11ops.goodput.past import BEGIN, Past
@@ -63,7 +63,7 @@ def test_the_digest_names_the_nodes_that_tr11_has_left_out_since_the_last(action
         Exclusion("n08", "Xid 79", "tr11", LOOK + DAY, (), LOOK - 3 * DAY),
         Exclusion("n09", "a doubt", "ana", LOOK + DAY, (), LOOK - 3600),
     )
-    situation = situation_of(action_history.directory, card, dataclasses.replace(seen, exclusions=listed))
+    situation = situation_of(action_history.directory, card, replace(seen, exclusions=listed))
     policy = Policy(run="run", directory="/runs/run", recipients=("ana@example.org",))
     _, lines = digest(AlertState(digested=LOOK - DAY), policy, LOOK, None, situation)
     at = lines.index("Left out by tr11 since the last digest; the run goes on without them:")
@@ -87,7 +87,7 @@ def test_progress_loss_end_and_acts(action_history: Past, card: RunCard) -> None
     given = snapshot(jobs=(running(),))
     cancel = Cancel("1000", "job 1000_7 hangs", "cancel:1000")
     done = ActionRecord("1", "resubmit", "1-3", "down", NOW - 60, result=Result.DONE)
-    refused = dataclasses.replace(done, number="2", result=Result.REFUSED)
+    refused = replace(done, number="2", result=Result.REFUSED)
     situation = situation_of(
         action_history.directory, card, given, None, Plan((cancel,), ("x",)), Deeds((done, refused)), True
     )
@@ -96,7 +96,7 @@ def test_progress_loss_end_and_acts(action_history: Past, card: RunCard) -> None
     assert situation.eta.count(":") >= 1 and ", in " in situation.eta
     assert [act.words for act in situation.done] == ["resubmit 1-3"]
     assert [act.words for act in situation.planned] == ["cancel 1000: job 1000_7 hangs"]
-    still = situation_of(action_history.directory, card, dataclasses.replace(given, jobs=(), heartbeats=()))
+    still = situation_of(action_history.directory, card, replace(given, jobs=(), heartbeats=()))
     assert "of training are left" in still.eta
 
 

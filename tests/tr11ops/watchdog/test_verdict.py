@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.tr11ops.status_cases import (
     DAY,
     NOW,
+    changed,
     ended,
     idle,
     snapshot,
@@ -65,7 +66,7 @@ FIELDS = ["jobs", "nodes", "steps", "heartbeats", "attempts", "checkpoints", "ki
 )
 def test_blindness_is_never_a_cause_for_alarm_or_for_sleep(base: Snapshot, hidden: set[str], later: float) -> None:
     """What is hidden may turn any verdict into another, but with everything hidden only `unknown` is left."""
-    seen = dataclasses.replace(base, time=base.time + later, **dict.fromkeys(hidden, AWAY))
+    seen = changed(base, time=base.time + later, **dict.fromkeys(hidden, AWAY))
     result = verdict(seen)
     assert result.why
     assert "\n" not in result.why
@@ -95,7 +96,7 @@ def test_a_critical_finding_needs_a_person_whatever_the_word_is() -> None:
     seen = snapshot()
     spike = Finding("loss-spike", Severity.CRITICAL, "the loss is 3 times its median")
     assert judge(seen, ()).exit_code == 0
-    assert judge(seen, (dataclasses.replace(spike, severity=Severity.WARNING),)).exit_code == 0
+    assert judge(seen, (replace(spike, severity=Severity.WARNING),)).exit_code == 0
     verdict = judge(seen, (spike,))
     assert (verdict.word, verdict.exit_code) == (VerdictWord.AT_RISK, 1)
     assert verdict.why.startswith("the loss is 3 times its median; job ")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
+
+from msgspec.structs import replace
 
 from tests.tr11ops.status_cases import (
     HOUR,
@@ -139,7 +140,7 @@ TABLE: list[tuple[str, Snapshot, VerdictWord, str]] = [
     ("is being stopped", snapshot(kill_switch=SWITCH), VerdictWord.STOPPED, "is saving and leaving"),
     (
         "ignores the switch",
-        snapshot(kill_switch=dataclasses.replace(SWITCH, time=NOW - 2 * HOUR)),
+        snapshot(kill_switch=replace(SWITCH, time=NOW - 2 * HOUR)),
         VerdictWord.STALLED,
         "still runs",
     ),
@@ -234,7 +235,7 @@ TABLE: list[tuple[str, Snapshot, VerdictWord, str]] = [
     ("queued but stopped", idle(jobs=(pending(),), kill_switch=SWITCH), VerdictWord.STOPPED, "will leave at once"),
     (
         "held and stopped",
-        idle(jobs=(dataclasses.replace(pending(), reason="JobHeldUser"),), kill_switch=SWITCH),
+        idle(jobs=(replace(pending(), reason="JobHeldUser"),), kill_switch=SWITCH),
         VerdictWord.STOPPED,
         "what is queued is held",
     ),

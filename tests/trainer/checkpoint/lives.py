@@ -24,7 +24,7 @@ from trainer.checkpoint import store
 from trainer.checkpoint.store import CheckpointInfo, Extras
 from trainer.checkpoint.writer import AsyncSaver, Failed
 from trainer.contract.checkpoint_names import checkpoint_name, checkpoint_steps
-from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.errors import CheckpointError
 from trainer.parallel.agreement import lost_a_rank
 from trainer.parallel.state import ShardedState
 

@@ -12,10 +12,10 @@ from torch import Tensor
 from tests.trainer.checkpoint.synthetic import logical
 from trainer.checkpoint.publishing import CheckpointInfo, Extras
 from trainer.checkpoint.source import CheckpointFacts, Part, TensorFacts, TensorSource
+from trainer.contract.record import Record
 
 
-@dataclass(frozen=True)
-class Sizes:
+class Sizes(Record):
     """Sizes of a GPT; all are divisible by 4, for tensor parallelism."""
 
     layers: int = 3

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 import zlib
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from trainer.contract.record import Record
 from trainer.parallel.state import FRAGMENT_KINDS, Fragment, LocalTensor, ShardedState
 
 ALIGNMENT = 8  # elements: ZeRO pads the flat buffer so that every partition has the same size
 
 
-@dataclass(frozen=True)
-class Shape:
+class Shape(Record):
     """Degrees of parallelism; ranks count pipeline slowest, tensor fastest."""
 
     tensor: int = 1
@@ -31,8 +30,7 @@ class Shape:
         return {"tensor": self.tensor, "pipeline": self.pipeline, "data": self.data}
 
 
-@dataclass(frozen=True)
-class Model:
+class Model(Record):
     """Logical parameters: name -> (shape, dimension cut by tensor parallelism or None)."""
 
     layers: int = 4

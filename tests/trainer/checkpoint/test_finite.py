@@ -12,7 +12,7 @@ from tests.trainer.checkpoint.memory_source import MemorySource, Sizes, extras_o
 from trainer.checkpoint.deepspeed.write import write_deepspeed_layout
 from trainer.checkpoint.rewrite import write_checkpoint
 from trainer.checkpoint.source import Part
-from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.errors import CheckpointError
 
 TOPOLOGY = {"tensor": 1, "pipeline": 1, "data": 2}
 

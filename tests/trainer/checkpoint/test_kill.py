@@ -22,7 +22,7 @@ from trainer.checkpoint import store
 from trainer.checkpoint.store import CheckpointInfo, Extras
 from trainer.checkpoint.writer import AsyncSaver, Finished
 from trainer.contract.checkpoint_names import checkpoint_steps
-from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.errors import CheckpointError
 from trainer.contract.replacing import SUPERSEDED_SUFFIX
 
 MODEL = Model(layers=2, hidden=8, vocabulary=8)

@@ -23,7 +23,7 @@ from trainer.checkpoint.reader import check_digests, open_checkpoint, part_bytes
 from trainer.checkpoint.rewrite import row_blocks, source_bytes, write_checkpoint
 from trainer.checkpoint.source import CheckpointFacts, Part, TensorFacts, TensorSource
 from trainer.contract.checkpoint_names import read_latest
-from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.errors import CheckpointError
 from trainer.contract.manifest import Manifest, manifest_faults
 
 MODEL, SHAPE, STEP = Model(), Shape(tensor=2, data=2), 30

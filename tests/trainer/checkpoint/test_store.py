@@ -15,7 +15,7 @@ from tests.trainer.checkpoint.synthetic import Model, Shape, differences, state
 from trainer.checkpoint import randomness, store
 from trainer.checkpoint.store import CheckpointInfo, Extras
 from trainer.contract.checkpoint_names import read_latest
-from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.errors import CheckpointError
 from trainer.contract.manifest import Manifest, manifest_faults
 
 MODEL = Model()

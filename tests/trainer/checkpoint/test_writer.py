@@ -8,12 +8,12 @@ import resource
 import signal
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from msgspec.structs import replace
 
 from tests.trainer.checkpoint import world
 from tests.trainer.checkpoint.synthetic import Model, Shape, differences, state
@@ -21,7 +21,7 @@ from trainer.checkpoint import store
 from trainer.checkpoint.store import CheckpointInfo, Extras
 from trainer.checkpoint.writer import AsyncSaver, Failed, Finished, Outcome
 from trainer.contract.checkpoint_names import checkpoint_steps, read_latest
-from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.errors import CheckpointError
 from trainer.contract.manifest import Manifest
 from trainer.parallel.agreement import lost_a_rank
 from trainer.parallel.state import ShardedState

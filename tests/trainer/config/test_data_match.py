@@ -11,7 +11,8 @@ import pytest
 
 from tests.trainer.cases import VOCABULARY, tiny
 from trainer.config.card import TrainerConfig
-from trainer.config.data_match import DataMismatch, DataRecord, DataSetIdentity, decide, probe_numbers
+from trainer.config.data_match import DataRecord, DataSetIdentity, decide, probe_numbers
+from trainer.contract.errors import DataMismatch
 from trainer.data import identity
 from trainer.data.indexed_write import IndexedWriter
 from trainer.data.samples import Samples, match_data, plan_data, record_of, wanted_data

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.config.hub_files import HubFileError, cache_folder, cached_file, hub_file, is_hub_id
-from trainer.data.errors import DataError
+from trainer.config.hub_files import cache_folder, cached_file, hub_file, is_hub_id
+from trainer.contract.errors import DataError, HubFileError
 from trainer.data.learn_tokenizer import train_tokenizer
 from trainer.data.tokenizer import load_tokenizer
 

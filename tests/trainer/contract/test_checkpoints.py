@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.contract.checkpoints import CheckpointError, find_resumable, read_checkpoint, verify_share
+from trainer.contract.checkpoints import find_resumable, read_checkpoint, verify_share
+from trainer.contract.errors import CheckpointError
 from trainer.contract.manifest import FileEntry, Manifest, file_digest
 from trainer.contract.resumable import ResumeNeed
 

@@ -1,6 +1,5 @@
 """The formats that tools outside this project read too: every literal is checked byte for byte."""
 
-import dataclasses
 import math
 import os
 import stat
@@ -8,6 +7,8 @@ import stat
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import to_builtins
+from msgspec.structs import replace
 
 from tr11ops.dialects.reading import step_record
 from trainer.contract.checkpoint_names import checkpoint_step, checkpoint_steps, read_latest
@@ -37,7 +38,7 @@ def test_log_line_is_the_originals_byte_for_byte():
 
 
 def test_optional_fields_stand_where_the_original_put_them():
-    line = format_step(dataclasses.replace(RECORD, loss_scale=4096.0, params_norm=12.5, curriculum_length=64))
+    line = format_step(replace(RECORD, loss_scale=4096.0, params_norm=12.5, curriculum_length=64))
     assert (
         "| loss scale: 4096.0 | grad norm: 960.351 | num zeros: 0.0 | params norm: 12.500 | curriculum seqlen:    64 | number"
         in line
@@ -45,7 +46,7 @@ def test_optional_fields_stand_where_the_original_put_them():
 
 
 def test_nan_loss_is_printed_and_read_back():
-    line = format_step(dataclasses.replace(RECORD, lm_loss=math.nan))
+    line = format_step(replace(RECORD, lm_loss=math.nan))
     assert "| lm loss: nan |" in line
     assert math.isnan(step_record(line).lm_loss)
 
@@ -147,11 +148,11 @@ def test_heartbeat_and_end_marker_read_back(tmp_path):
     assert Heartbeat.read(tmp_path / "beats" / "3.json") == beat
     assert Heartbeat.read(tmp_path / "none.json") is None
     marker = EndMarker("finished", 10, 10, False, "done", 2.0, "node", "99")
-    write_json(tmp_path / "end.json", dataclasses.asdict(marker))
+    write_json(tmp_path / "end.json", to_builtins(marker))
     assert EndMarker.read(tmp_path / "end.json") == marker
     assert marker.reason in END_REASONS
     (tmp_path / "end.json").write_text('{"reason": "finished"}')
-    with pytest.raises(ValueError, match="not a EndMarker"):
+    with pytest.raises(ValueError, match="is not an end marker"):
         EndMarker.read(tmp_path / "end.json")
 
 

@@ -6,7 +6,6 @@ import json
 import os
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +13,12 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from msgspec.structs import replace
 
 from trainer.checkpoint.publishing import CheckpointInfo, Extras, make_manifest, publish
 from trainer.contract.checkpoints import fence_off, partial_path
-from trainer.contract.lease import (
-    WATCH_SECONDS,
-    HolderWatch,
-    Lease,
-    LeaseClaim,
-    LeaseFolder,
-    LeaseLost,
-    read_lease,
-    trained_into,
-)
+from trainer.contract.errors import LeaseLost
+from trainer.contract.lease import WATCH_SECONDS, HolderWatch, Lease, LeaseClaim, LeaseFolder, read_lease, trained_into
 from trainer.contract.manifest import FileEntry, file_digest
 from trainer.contract.paths import RunPaths
 

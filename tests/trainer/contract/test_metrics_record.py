@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import math
 import tracemalloc
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from trainer.contract.logline import StepRecord
 from trainer.contract.metrics_record import LONGEST_LINE, parse_record, records

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tr11ops.alerts import outbox
 from tr11ops.rundir.claims import Claim, ClaimFolder
@@ -21,7 +22,7 @@ from trainer.contract.paths import RunPaths
 
 def lease(root: Path, number: int) -> bool:
     claim = LeaseClaim.of_this_process("7", 1)
-    return LeaseFolder(RunPaths(root, "n", "main")).claim(number, LeaseClaim(**{**vars(claim), "epoch": number}))
+    return LeaseFolder(RunPaths(root, "n", "main")).claim(number, replace(claim, epoch=number))
 
 
 def directory_of(root: Path) -> RunDirectory:
@@ -30,7 +31,7 @@ def directory_of(root: Path) -> RunDirectory:
 
 def periodic(root: Path, number: int) -> bool:
     mine = Claim.of_this_process(time.time(), 60)
-    before = Claim(**{**vars(mine), "epoch": number - 1}) if number > 1 else None
+    before = replace(mine, epoch=number - 1) if number > 1 else None
     return ClaimFolder(directory_of(root), "pulse").take(mine, before) is not None
 
 

@@ -12,8 +12,8 @@ import torch
 from tests.trainer.cases import CPU, VOCABULARY, tiny
 from tests.trainer.spawn import run_ranks
 from trainer.config.card import TrainerConfig
+from trainer.contract.errors import DataError
 from trainer.control.evaluate import _for_evaluation, evaluate, read_windows
-from trainer.data.errors import DataError
 from trainer.engine import Engine
 from trainer.parallel.mesh import Mesh
 from trainer.schedule.card_rules import cross_problems

@@ -6,10 +6,10 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 from tests.trainer.data.data_helpers import ROOT
+from trainer.contract.record import Record
 
 # Runs a command in one fork after another. Life n of a story is killed with -9 at its step `steps[n]`, counted over every
 # call that changes what is on disk, and every piece; the last life runs to its end. Prints what each life was told.
@@ -49,8 +49,7 @@ for number, steps in enumerate(stories):
 """
 
 
-@dataclass(frozen=True)
-class Lives:
+class Lives(Record):
     """`longest`: steps of the longest life that a kill was planned for. `last`: of each story's last life, its number of
     steps and what it was told."""
 

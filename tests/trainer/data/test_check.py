@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.trainer.data.data_helpers import numbered_documents, run_data, texts, write_lines, write_pair
+from trainer.contract.errors import DataError
 from trainer.data import check as room
 from trainer.data import duplicates
 from trainer.data.check import check_pairs, check_raw
 from trainer.data.check_rules import DocumentLimits, find_storms, outside
 from trainer.data.duplicates import DigestStore
 from trainer.data.end_tokens import spelled_end_tokens
-from trainer.data.errors import DataError
 from trainer.data.tokenizer import TokenizerSpec, load_tokenizer
 
 DOCUMENTS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=30), min_size=1, max_size=12)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.data.data_helpers import run_data
+from trainer.contract.errors import DataError
 from trainer.data import corpus
 from trainer.data.corpus import Document, build_corpus, cut_module, library_documents, library_files
-from trainer.data.errors import DataError
 
 SMALL = 900_000
 

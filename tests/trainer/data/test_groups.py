@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.data.data_helpers import numbered_documents, write_pair
-from trainer.data.errors import DataError
+from trainer.contract.errors import DataError
 from trainer.data.groups import DataGroup, Member, parse_group, parse_groups, parse_range, read_groups_file
 from trainer.data.sources import ReadOptions, plan_groups
 

@@ -17,8 +17,8 @@ import pytest
 
 from tests.trainer.data.data_helpers import ROOT, run_data, texts, write_lines
 from tests.trainer.data.lives import run_lives
+from trainer.contract.errors import DataError
 from trainer.data import half_made, indexed_resume
-from trainer.data.errors import DataError
 from trainer.data.indexed import bin_path, idx_path
 from trainer.data.tokenize import PreprocessRequest, preprocess
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.trainer.data.data_helpers import slow_maps
+from trainer.contract.errors import DataError
 from trainer.data import index
 from trainer.data.blend import build_blend
-from trainer.data.errors import DataError
 from trainer.data.index import IndexMaps, build_index_maps, build_sample_index, build_shuffle_index, plan_epochs
 from trainer.data.index_cache import (
     BLEND_PARTS,

@@ -16,7 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.trainer.data.data_helpers import ROOT, write_pair
-from trainer.data.errors import DataError, explain_os_errors
+from trainer.contract.errors import DataError
+from trainer.data.errors import explain_os_errors
 from trainer.data.indexed import IndexedDataset, bin_path, dtype_for_vocabulary, idx_path
 from trainer.data.indexed_write import IndexedWriter
 from trainer.data.merge import merge

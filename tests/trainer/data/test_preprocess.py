@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.trainer.data.data_helpers import ROOT, run_data, texts, write_lines
-from trainer.data.errors import DataError
+from trainer.contract.errors import DataError
 from trainer.data.indexed import IndexedDataset, bin_path, idx_path
 from trainer.data.lines import read_pieces
 from trainer.data.merge import merge

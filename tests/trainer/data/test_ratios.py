@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.data.data_helpers import ROOT, run_data, write_pair
-from trainer.data.errors import DataError
+from trainer.contract.errors import DataError
 from trainer.data.groups import parse_groups, read_groups_file
 from trainer.data.ratios import (
     Ratio,

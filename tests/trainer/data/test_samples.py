@@ -11,7 +11,7 @@ import pytest
 from tests.trainer.data.data_helpers import numbered_documents, write_pair
 from tests.trainer.data.sample_cases import card, opened
 from trainer.config.data_rules import data_problems
-from trainer.data.errors import DataError
+from trainer.contract.errors import DataError
 from trainer.data.samples import Samples, missing_test_share, wanted_data
 
 

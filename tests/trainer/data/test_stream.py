@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.trainer.data.data_helpers import numbered_documents, slow_maps, write_pair
+from trainer.contract.errors import DataError
 from trainer.data import sources
 from trainer.data.blend import build_blend
 from trainer.data.dataset import SampleSource
-from trainer.data.errors import DataError
 from trainer.data.groups import parse_group
 from trainer.data.rows import NextTokenRow
 from trainer.data.samples import Samples

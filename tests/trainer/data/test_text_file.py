@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 from backports import zstd
+from msgspec.structs import replace
 
 from tests.trainer.data.data_helpers import run_data, texts, write_lines
+from trainer.contract.errors import DataError, InputFault
 from trainer.data.check import check_raw
-from trainer.data.errors import DataError, InputFault
 from trainer.data.indexed import bin_path, idx_path
 from trainer.data.lines import MIB, read_pieces
 from trainer.data.pool import map_in_order
@@ -189,7 +190,7 @@ def test_a_line_above_the_limit_is_named_and_can_be_left_out(tmp_path: Path, tok
     with pytest.raises(InputFault, match=r"in.jsonl, line 2: 1,500,013 bytes long, .* --max-line-mib to 2;") as caught:
         preprocess(asked)
     assert "\n" not in str(caught.value)
-    report = preprocess(PreprocessRequest(**{**vars(asked), "skip_bad_lines": True}))
+    report = preprocess(replace(asked, skip_bad_lines=True))
     assert (report.documents, report.bad_lines, report.input_bytes) == (2, 1, sum(map(len, lines)))
     found = check_raw(tmp_path / "in.jsonl", max_line_mib=1)
     assert found.counts == {"bad_line": 1} and found.examples[0].place == 2

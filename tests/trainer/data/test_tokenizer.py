@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.trainer.data.data_helpers import texts
-from trainer.data.errors import DataError
+from trainer.contract.errors import DataError
 from trainer.data.learn_tokenizer import LearntType, is_trained, train_tokenizer
 from trainer.data.tokenizer import TokenizerSpec, load_tokenizer
 

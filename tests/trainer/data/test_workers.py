@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from tests.trainer.data.data_helpers import ROOT, numbered_documents, write_pair
 from tests.waiting import is_gone, until
-from trainer.data.errors import DataError, LostWorkerError
+from trainer.contract.errors import DataError, LostWorkerError
 from trainer.data.groups import parse_group
 from trainer.data.sources import PlannedSource, ReadOptions, plan_groups
 from trainer.data.stream import SampleStream

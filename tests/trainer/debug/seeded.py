@@ -8,17 +8,19 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 
 from tests.trainer.cases import CPU, batches, tiny
 from trainer import engine as engine_module
 from trainer.checkpoint import randomness, store
 from trainer.checkpoint.store import CheckpointInfo, Extras
 from trainer.config.card import DebugSection, TrainerConfig
+from trainer.contract.record import Record
 from trainer.debug.dump import DebugDumps
 from trainer.debug.record import StepFacts
 from trainer.engine import Engine
@@ -34,8 +36,7 @@ NORM = "embedding.word.norm"
 DUPLICATE = "blocks.0.input_norm.weight"
 
 
-@dataclass(frozen=True)
-class Fault:
+class Fault(Record):
     """What is wrong: how engines are built, how they load, and what the restarted loop believes."""
 
     around: Callable[[], Any] = nullcontext

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 from trainer.config.card import DebugSection
-from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.errors import CheckpointError
 from trainer.debug.dump import DebugDumps, random_digests, samples_digest
 from trainer.debug.record import DumpRecord, StepFacts, companions
 from trainer.model.families import FAMILIES

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from tests.trainer.debug.made import dumped, kinds, saved, verdict, whole
 from trainer.debug.findings import pair_up

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 from tests.trainer.debug.seeded import DUPLICATE, FAULTS, IN_THE_ENGINE, LAST, NORM, SAVED, all_faults, card, resumed
 from tests.trainer.spawn import run_ranks
 from trainer.checkpoint.__main__ import main
+from trainer.contract.record import Record
 
 HEAD = "embedding.word.weight"
 NORM_WEIGHT = f"{NORM}.weight"
@@ -32,8 +32,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(Record):
     code: int
     value: dict[str, Any]
 

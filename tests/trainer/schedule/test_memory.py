@@ -21,6 +21,7 @@ from tests.trainer.llama_cases import LLAMA
 from tests.trainer.spawn import run_ranks
 from tests.trainer.t5_cases import t5_batches
 from trainer.config.card import TrainerConfig
+from trainer.contract.record import Record
 from trainer.engine import Engine
 from trainer.model import matmul
 from trainer.parallel.mesh import Mesh
@@ -31,8 +32,7 @@ SIZE = 8
 STATE = ("weights", "fp32 master weights", "moments")  # and bf16's gradients, which have a buffer of their own
 
 
-@dataclass(frozen=True)
-class Counted:
+class Counted(Record):
     """One rank. `built`: bytes held before the first step; `peak`: the most at any time, of two steps."""
 
     stage: int

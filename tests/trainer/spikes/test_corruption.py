@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
-from dataclasses import dataclass
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
@@ -13,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from msgspec.structs import replace
 from torch import Tensor
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
@@ -22,6 +21,7 @@ from trainer.config.card import TrainerConfig
 from trainer.contract.attempt import AttemptIdentity
 from trainer.contract.corruption import Suspect, WorkerDigests, judge
 from trainer.contract.files import host_name
+from trainer.contract.record import Record
 from trainer.contract.requests import RequestAnswer
 from trainer.control.failure import failure_text
 from trainer.engine import Engine
@@ -52,7 +52,7 @@ def test_who_is_suspect() -> None:
         (rank, "undecided") for rank in range(4)
     ]
     assert named(one, two, outcome(2, "x", replica=2), outcome(3, "y", replica=3)) == [(2, "minority"), (3, "minority")]
-    lame = dataclasses.replace(two, first=(), second=(), fault="OutOfMemoryError")
+    lame = replace(two, first=(), second=(), fault="OutOfMemoryError")
     assert named(one, lame) == []
     assert str(Suspect(3, "n7", "GPU 1", "repeat")).startswith("rank 3 on n7 (GPU 1) computed")
 
@@ -60,13 +60,12 @@ def test_who_is_suspect() -> None:
 def test_of_tensor_ranks_the_one_that_differs_first() -> None:
     right = [outcome(0, "abcd"), outcome(1, "efcd", part=1)]
     wrong = [outcome(2, "abxx", replica=1), outcome(3, "eyxx", replica=1, part=1)]
-    assert named(*right, *wrong, *(dataclasses.replace(each, replica=2) for each in right)) == [(3, "minority")]
+    assert named(*right, *wrong, *(replace(each, replica=2) for each in right)) == [(3, "minority")]
     twice = [outcome(0, "abcd", "abxx"), outcome(1, "efcd", "eyxx", part=1)]
     assert named(*twice) == [(1, "repeat")]
 
 
-@dataclass(frozen=True)
-class Seen:
+class Seen(Record):
     """One rank's training: losses, state and random stream at its end; for each check, what was found by name."""
 
     losses: list[float]

@@ -6,13 +6,14 @@ import json
 import math
 import random
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.trainer.schedule_cards import card
 from trainer.config.card import RecoverySection
+from trainer.contract.errors import NotFiniteError
 from trainer.contract.paths import RunPaths
 from trainer.contract.recovery import (
     IterationRange,
@@ -24,7 +25,7 @@ from trainer.contract.recovery import (
     write_recovery,
 )
 from trainer.schedule.rules import recovery_problems
-from trainer.spikes.detect import DroppedSteps, Flag, NotFiniteError, SpikeDetector, decide_recovery
+from trainer.spikes.detect import DroppedSteps, Flag, SpikeDetector, decide_recovery
 
 Step = tuple[int, float, float | None]  # iteration, loss, gradient norm
 ROLL_BACK = RecoverySection(on_spike="roll_back", roll_backs=2, skip_margin=10)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from tr11ops.diagnose.answers import RestartAnswer
 from tr11ops.diagnose.attribution.attributors import attribute

@@ -6,11 +6,11 @@ The catalogue's rules are asked one by one: a single line needs no search of blo
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 
 from tr11ops.diagnose.catalogue import rules
 from tr11ops.diagnose.signature import FaultClass, FaultSignature, NextStep, NodeBlame, Role
+from trainer.contract.record import Record
 
 ANY_EXCEPTION = "python-exception"  # the signature of whatever has no better one
 PORT_TAKEN = "c10d-port-taken"
@@ -38,8 +38,7 @@ _WRAPPERS = frozenset({"DataError", "LostWorkerError", "CheckpointError"})
 _OF_THE_SITE = _OF_ONE_NODE | {FaultClass.STORAGE}
 
 
-@dataclass(frozen=True)
-class ErrorText:
+class ErrorText(Record):
     """An error and the signatures that it matches, the generic one of any exception left out."""
 
     text: str

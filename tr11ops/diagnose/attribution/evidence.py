@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
+
+from msgspec import field
 
 from tr11ops.diagnose.answers import RestartAnswer
 from tr11ops.diagnose.attribution.names import NodeNames, unshared
@@ -34,8 +35,7 @@ class Kind(StrEnum):
 MAY_BE_A_NODES = frozenset({Kind.NODE, Kind.PORT, Kind.UNKNOWN})
 
 
-@dataclass(frozen=True)
-class Failure:
+class Failure(Record):
     """One record of `failures/*.json`. `signal`: what ended a process that could not tell of it itself.
 
     `node`: the one at fault by the word of all ranks, which did the same at the same moment; "" where it is not told.
@@ -53,8 +53,7 @@ class Failure:
         return f"{who}: {self.error}"
 
 
-@dataclass(frozen=True)
-class MissedWorker:
+class MissedWorker(Record):
     """A worker that was gone. `time`: when its agent missed it, by that node's clock. `how` it ended."""
 
     rank: int
@@ -62,8 +61,7 @@ class MissedWorker:
     how: str
 
 
-@dataclass(frozen=True)
-class NodeReport:
+class NodeReport(Record):
     """What one node's agent recorded.
 
     `bad_checks`: `name: why` of each health check that condemned the node; `passed_checks`: names of those it
@@ -95,8 +93,7 @@ class AgentsWord(Record):
     line: int
 
 
-@dataclass(frozen=True)
-class Evidence:
+class Evidence(Record):
     """All that one launch left behind.
 
     `states` are the nodes' flags as the scheduler gives them, None where it did not answer. `overdue`: the step did
@@ -144,8 +141,7 @@ class Evidence:
         return NodeNames(self.nodes, self.ranks, unshared({one.node: one.addresses for one in self.reports}))
 
 
-@dataclass(frozen=True)
-class Attribution:
+class Attribution(Record):
     """A conclusion. `blamed` are nodes that must not be used again; `suspects` may be at fault, and are only swapped.
     `avoided`: those of the suspects that are not used any more while enough others are free.
 
@@ -178,8 +174,7 @@ class Attribution:
         return self.kind not in MAY_BE_A_NODES
 
 
-@dataclass(frozen=True)
-class Conclusion:
+class Conclusion(Record):
     """Who is to blame for the end of a launch. `by_agent`: the agent itself came to it, when the launch ended.
 
     `file`: the record or the log that says so; "" where there is none. `lines`: those of a record.

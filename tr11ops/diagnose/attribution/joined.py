@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from operator import attrgetter
+
+from msgspec.structs import replace
 
 from tr11ops.diagnose.attribution.error_text import without_speaker
 from tr11ops.diagnose.attribution.evidence import Attribution, Conclusion, Kind
@@ -18,6 +19,7 @@ from tr11ops.diagnose.attribution.restart import CLASS, STEP
 from tr11ops.diagnose.diagnosis import Diagnosis, QuotedLine
 from tr11ops.diagnose.matcher import matcher
 from tr11ops.diagnose.signature import FaultClass, FaultSignature, NextStep, Role
+from trainer.contract.record import Record
 
 CAUTIOUS = 0.9  # the most where the class is the conclusion's and no line tells it
 _SPEAKER = re.compile(r"(?:^|: )rank \d+ on (?P<node>[\w.-]+): ")
@@ -48,8 +50,7 @@ _LOST = frozenset({FaultClass.SLURM_NODE_FAIL, FaultClass.GPU_HARDWARE})  # a GP
 _SAYS_WHY = frozenset({Role.CAUSE, Role.DEATH, Role.SYMPTOM, Role.STOP})
 
 
-@dataclass(frozen=True)
-class _Words:
+class _Words(Record):
     """What the conclusion rests on, and what it means by the signatures: None where none knows it.
 
     A death of which nothing says why is of the class UNKNOWN.

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import field
+
+from trainer.contract.record import Record
 
 _ADDRESS = re.compile(r"(?<![\w.:])(\d{1,3}(?:\.\d{1,3}){3})(?![\w.])|\[([0-9a-fA-F:]*:[0-9a-fA-F:]+)\]")
 _WORD = re.compile(r"[A-Za-z0-9][\w.-]*")
@@ -21,8 +24,7 @@ def without_interface(host: str) -> str:
     return _INTERFACE.sub("", host)
 
 
-@dataclass(frozen=True)
-class NodeNames:
+class NodeNames(Record):
     """The names of a launch's nodes. `ranks`: node by global rank. `addresses`: node by its own network address."""
 
     nodes: Sequence[str] = ()

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tr11ops.base.typed_fields import typed_fields
 from tr11ops.base.units import counted, size
 from tr11ops.diagnose.attribution.evidence import Failure, MissedWorker, NodeReport
 from tr11ops.rundir.attempts import LaunchRecord
+from trainer.contract.documents import record_of
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.paths import END_MARKER_FILE
 from trainer.contract.state_file import read_json
@@ -28,7 +28,7 @@ def read_failures(attempt: Path, launch: int) -> tuple[Failure, ...]:
         if value.get("launch", launch) != launch:
             continue
         try:
-            found.append(Failure(**typed_fields(Failure, value)))
+            found.append(record_of(Failure, value))
         except TypeError:
             continue
     return tuple(sorted(found, key=lambda one: one.time))
@@ -130,7 +130,7 @@ def _missed(record: Mapping[str, Any]) -> MissedWorker | None:
     found = []
     for value in record.get("failed_workers") or ():
         try:
-            one = MissedWorker(**typed_fields(MissedWorker, value))
+            one = record_of(MissedWorker, value)
         except TypeError:
             continue
         if one.how != "ended by SIGTERM":

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from tr11ops.cluster.slurm_text import node_names
+from trainer.contract.record import Record
 
 PREFIXES = (b"srun: ", b"slurmstepd: ")
 
@@ -22,8 +22,7 @@ _ENDING = re.compile(r"terminating (StepId|job step)|force terminated|CANCELLED 
 _EXIT = re.compile(r"^Exited with exit code (\d+)$")
 
 
-@dataclass(frozen=True)
-class SrunLine:
+class SrunLine(Record):
     """One line. `is_own`: it came before srun began to end the rest, so the task ended by itself.
 
     `what` is how the task ended ("Killed", "Exited with exit code 1"); empty where the line is of a lost node.

@@ -11,15 +11,15 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from tr11ops.base.deadline import Late, within
-from tr11ops.cluster.base import SchedulerError, SchedulerUnreachable
+from tr11ops.base.deadline import within
+from tr11ops.base.errors import Late, SchedulerError, SchedulerUnreachable
 from tr11ops.cluster.slurm_command import CommandResult, client_environment, follow_command
 from tr11ops.diagnose.stacks.node import answers_here
 from tr11ops.diagnose.stacks.worker import AnswerReader, CollectedStacks
+from trainer.contract.record import Record
 
 NODE_SECONDS = 20.0  # a node that has not answered by then is a row of its own
 MOST_AT_ONCE = 64  # steps of one node each
@@ -39,8 +39,7 @@ class CommandFollower(Protocol):
     ) -> CommandResult: ...
 
 
-@dataclass(frozen=True)
-class AskedAttempt:
+class AskedAttempt(Record):
     """An attempt whose workers are asked for. `nodes`: of its allocation; `is_local`: they are all this machine."""
 
     job_id: str

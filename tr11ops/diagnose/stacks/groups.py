@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from tr11ops.cluster.arrays import format_ranges
 from tr11ops.cluster.hostlist import nodes_text
 from tr11ops.diagnose.stacks.waits import StackWait, WaitKind, wait_of
 from tr11ops.diagnose.stacks.worker import Frame, WorkerStack
+from trainer.contract.record import Record
 
 
-@dataclass(frozen=True)
-class StackGroup:
+class StackGroup(Record):
     """Workers that stand at the same place, by rank. `looks`: in how many looks in a row none of them has moved."""
 
     wait: StackWait

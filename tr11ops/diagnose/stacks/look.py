@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
+
+from msgspec import field
 
 from tr11ops.base.units import iso_time
 from tr11ops.diagnose.stacks.groups import StackGroup, grouped, looks_of
 from tr11ops.diagnose.stacks.records import RecordsLook
 from tr11ops.diagnose.stacks.verdict import StacksVerdict, judge
 from tr11ops.diagnose.stacks.worker import CollectedStacks, WorkerStack
+from trainer.contract.record import Record
 
 SCHEMA = 1
 FRESH_SECONDS = 600.0  # a flight record that is older says nothing of what hangs now
 
 
-@dataclass(frozen=True)
-class StacksLook:
+class StacksLook(Record, dict=True):
     """All of one look. `time`: seconds since the epoch. `counts`: rank -> looks in a row at one place."""
 
     job: str

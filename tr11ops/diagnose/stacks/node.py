@@ -16,15 +16,16 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
+from msgspec.structs import replace
 
 from tr11ops.base.observed import observed
 from tr11ops.diagnose.stacks.worker import GONE, NodeStacks, WorkerStack, main_thread
 from trainer.contract.files import host_name
 from trainer.contract.heartbeat import Heartbeat
+from trainer.contract.record import Record
 
 JOB_VARIABLE = "TR11_JOB_ID"  # what the node agent gives to all that it starts
 WORKER_VARIABLE = "RANK"  # what torchrun gives to each worker, and its children inherit
@@ -59,8 +60,7 @@ _WITH_DESCRIPTOR = frozenset(
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class FoundWorker:
+class FoundWorker(Record):
     """A rank's process on a node; `has_ended`: its heartbeat names a process that is not there any more."""
 
     rank: int

@@ -14,10 +14,12 @@ import pickle
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
+from msgspec.structs import replace
+
 from tr11ops.diagnose.stacks.groups import ranks_words
+from trainer.contract.record import Record
 
 MOST_ENTRIES = 100_000
 BEHIND = 2  # operations; by one, ranks may differ that see the same end at two moments
@@ -26,8 +28,7 @@ _TOGETHER = re.compile(r"all_?(?:reduce|gather|to_?all)|reduce_?scatter|barrier"
 _UNEVEN = re.compile(r"all_?to_?all|gather|scatter|send|recv|barrier|coalesced", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class Operation:
+class Operation(Record):
     """One collective of one rank: its number in its group, its name and its sizes."""
 
     number: int
@@ -36,8 +37,7 @@ class Operation:
     is_pending: bool
 
 
-@dataclass(frozen=True)
-class RankOperations:
+class RankOperations(Record):
     """A rank's collectives by group name, in their order; `members` of a group where the record names them."""
 
     rank: int
@@ -46,8 +46,7 @@ class RankOperations:
     members: Mapping[str, tuple[int, ...]]
 
 
-@dataclass(frozen=True)
-class OperationsFinding:
+class OperationsFinding(Record):
     """What the records say together. `ranks`: who did not come, or came to another operation; may be none."""
 
     sentence: str

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from tr11ops.diagnose.stacks.operations import OperationsFinding, RankOperations, find_missing, parse
+from trainer.contract.record import Record
 from trainer.contract.state_file import read_bytes
 
 LARGEST_RECORD = 64 * 2**20  # bytes; a thousand operations with their stacks are two
@@ -15,8 +15,7 @@ MOST_RECORDS = 4096
 _NAME = re.compile(r"launch-(\d+)(?:-request-(\d+))?-rank-(\d+)(?:\.json)?")
 
 
-@dataclass(frozen=True)
-class RecordsLook:
+class RecordsLook(Record):
     """What the newest records of an attempt say. `time`: of the newest, seconds since the epoch; None for none.
 
     `finding`: None where no operation was open in them. `troubles`: files that could not be read, and why.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from tr11ops.base.units import counted
 from tr11ops.diagnose.stacks.groups import StackGroup, nodes_words, ranks_words
 from tr11ops.diagnose.stacks.operations import OperationsFinding
 from tr11ops.diagnose.stacks.waits import WaitKind
+from trainer.contract.record import Record
 
 STANDS = 2  # looks in a row at one place, from which on a worker that computes, or all that wait, count as hung
 # Where several stand out, the one that explains most is named.
@@ -28,8 +28,7 @@ _VERBS = {  # of one rank, of several
 }
 
 
-@dataclass(frozen=True)
-class StacksVerdict:
+class StacksVerdict(Record):
     """`sentence` for people. `ranks` and `nodes`: who stands out; none where no one does. `kind`: what these are in.
 
     `is_certain`: one look is enough to say that this holds the training up; a wait may end in the next second.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import tomllib
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 from tr11ops.diagnose.stacks.worker import GONE, STOPPED, UNINTERRUPTIBLE, Frame, WorkerStack
+from trainer.contract.record import Record
 
 RULES = Path(__file__).with_name("waits.toml")
 FILE_CALLS = frozenset(
@@ -44,8 +44,7 @@ class WaitKind(StrEnum):
         return self in {WaitKind.COLLECTIVE, WaitKind.SEND_RECV}
 
 
-@dataclass(frozen=True)
-class StackWait:
+class StackWait(Record):
     """`what` in words: an operation (`all-reduce`), a file, a place. `frame`: the call that it was told from."""
 
     kind: WaitKind
@@ -53,8 +52,7 @@ class StackWait:
     frame: Frame | None = None
 
 
-@dataclass(frozen=True)
-class WaitRule:
+class WaitRule(Record):
     """One entry of waits.toml. A pattern that is None fits everything."""
 
     kind: WaitKind

@@ -13,8 +13,12 @@ import json
 import re
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import to_builtins
+
+from trainer.contract.record import Record
 
 MOST_FRAMES = 60  # of one stack: the innermost; a runaway recursion has thousands
 MARK = "tr11-stacks"
@@ -25,8 +29,7 @@ DEAD_STATES = frozenset({"Z", "X", "x", GONE})
 _LINE = re.compile(rf"{MARK} (\S+) (\d+) (\d+) (\S*)")
 
 
-@dataclass(frozen=True)
-class Frame:
+class Frame(Record):
     """One call of a Python stack; `file` is short, from its package on.
 
     `function` comes with its class from Python 3.11 on: `Queue.get`; `name` is always without.
@@ -44,8 +47,7 @@ class Frame:
         return f"{self.function} ({self.file}:{self.line})"
 
 
-@dataclass(frozen=True)
-class WorkerStack:
+class WorkerStack(Record):
     """One rank's process and its main thread. `frames`: the innermost first; none where they could not be read.
 
     `state` is the kernel's letter ("gone": no such process). `call`, `path`: the system call that it is in, and the
@@ -71,8 +73,7 @@ class WorkerStack:
         return self.state in {STOPPED, TRACED}
 
 
-@dataclass(frozen=True)
-class NodeStacks:
+class NodeStacks(Record):
     """What one node told: its workers by rank. A spare node has none."""
 
     node: str
@@ -80,15 +81,14 @@ class NodeStacks:
 
     def lines(self) -> Iterator[str]:
         """The answer as short lines, without their ends."""
-        document = json.dumps([asdict(worker) for worker in self.workers], separators=(",", ":"))
+        document = json.dumps([to_builtins(worker) for worker in self.workers], separators=(",", ":"))
         text = base64.b64encode(zlib.compress(document.encode())).decode()
         pieces = [text[start : start + PIECE_CHARACTERS] for start in range(0, len(text), PIECE_CHARACTERS)]
         for number, piece in enumerate(pieces):
             yield f"{MARK} {self.node} {number} {len(pieces)} {piece}"
 
 
-@dataclass(frozen=True)
-class CollectedStacks:
+class CollectedStacks(Record):
     """What the nodes told. `silent`: those that did not. `trouble`: what srun said of it, "" for nothing."""
 
     answers: tuple[NodeStacks, ...]

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import tzinfo
 from html import escape
 
 from tr11ops.report.charts.scale import Scale, time_ticks
+from trainer.contract.record import Record
 
 WIDTH = 1000.0
 MERGE = 0.5  # a gap of less, in a drawing's thousandths, is not seen
 
 
-@dataclass(frozen=True)
-class BarRow:
+class BarRow(Record):
     """One bar: its name, its parts as (class of the colour, length, what it is), and a text behind it."""
 
     name: str
@@ -22,8 +21,7 @@ class BarRow:
     text: str = ""
 
 
-@dataclass(frozen=True)
-class NodeSpan:
+class NodeSpan(Record):
     """A stretch of time of one node; `kind` is the class of its colour, `label` says why."""
 
     node: str

@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from html import escape
 
 from tr11ops.detect.finding import Severity
 from tr11ops.report.charts.scale import Scale
+from trainer.contract.record import Record
 
 WIDTH, HEIGHT = 1000.0, 100.0  # of a drawing, in its own units
 LANES = 5  # rows of names above the first panel
@@ -22,8 +22,7 @@ LONGEST_NAME = 42
 MOST_MARKERS = 200
 
 
-@dataclass(frozen=True)
-class Curve:
+class Curve(Record):
     """Values over x; None breaks the line, and so does what cannot be shown. `is_dotted`: each value is a dot too."""
 
     name: str
@@ -32,8 +31,7 @@ class Curve:
     is_dotted: bool = False
 
 
-@dataclass(frozen=True)
-class Panel:
+class Panel(Record):
     """One drawing: curves of one scale."""
 
     title: str
@@ -42,8 +40,7 @@ class Panel:
     from_zero: bool = False
 
 
-@dataclass(frozen=True)
-class IncidentMarker:
+class IncidentMarker(Record):
     """Something that happened at x, drawn through all panels. `end` is None for what is not over."""
 
     x: float
@@ -52,8 +49,7 @@ class IncidentMarker:
     name: str
 
 
-@dataclass(frozen=True)
-class Readout:
+class Readout(Record):
     """What is said of the point under the pointer: its x, and one text each for `names`."""
 
     names: tuple[str, ...]

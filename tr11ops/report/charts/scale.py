@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import datetime, tzinfo
+
+from trainer.contract.record import Record
 
 NICE = (1.0, 2.0, 5.0, 10.0)
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
@@ -18,8 +19,7 @@ TIME_STEPS = (
 )
 
 
-@dataclass(frozen=True)
-class Scale:
+class Scale(Record):
     """An axis from `low` to `high`; a logarithmic one has both above zero."""
 
     low: float

@@ -34,8 +34,8 @@ def checkpoints(material: ReportMaterial, zone: tzinfo) -> ReportSection:
 
 def _copies(material: ReportMaterial, zone: tzinfo) -> Iterator[str]:
     for name, copy in (
-        ("verified copy elsewhere", material.snapshot.backup),
-        ("sync to the hub", material.snapshot.sync),
+        ("verified copy elsewhere", material.snapshot.operation.backup),
+        ("sync to the hub", material.snapshot.operation.sync),
     ):
         if isinstance(copy, Unknown):
             yield f"Last {name}: unknown ({copy.why})."
@@ -46,5 +46,5 @@ def _copies(material: ReportMaterial, zone: tzinfo) -> Iterator[str]:
     missing = material.status.copies_missing
     if missing:
         yield f"Not copied yet: {missing} of the copies that the card wants."
-    if isinstance(material.snapshot.backup, CopyStatus):
-        yield from (f"Damaged: {line}." for line in material.snapshot.backup.damaged)
+    if isinstance(material.snapshot.operation.backup, CopyStatus):
+        yield from (f"Damaged: {line}." for line in material.snapshot.operation.backup.damaged)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import tzinfo
 from statistics import median
 
@@ -15,14 +14,14 @@ from tr11ops.report.material import ReportMaterial
 from tr11ops.report.page import Column, ReportSection, Styled, table
 from tr11ops.report.sections.formats import ROWS_SHOWN, hours
 from tr11ops.report.series import TrainingSeries
+from trainer.contract.record import Record
 
 KINDS = {"trained": "trained", "spare": "spare", "excluded": "excluded"}
 SLOW = 0.97  # of the run's throughput: below that a bar stands out
 NODES_CHARTED = 60
 
 
-@dataclass(frozen=True)
-class NodeThroughput:
+class NodeThroughput(Record):
     """Of the steps in which a node trained: mean TFLOPs of a GPU, and against the run's median at the same batch."""
 
     tflops: float

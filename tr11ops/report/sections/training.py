@@ -68,7 +68,7 @@ def incident_markers(material: ReportMaterial) -> list[IncidentMarker]:
         for incident in known(material.incidents, ())
         if incident.severity > Severity.INFO
     ]
-    return sorted([*faults, *alerts], key=lambda marker: -marker.severity)
+    return sorted([*faults, *alerts], key=lambda marker: -marker.severity.rank)
 
 
 # ----------------------------------------------------------------------------- the two charts

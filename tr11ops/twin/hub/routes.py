@@ -9,12 +9,15 @@ import math
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlencode
 
+from msgspec import field
+from msgspec.structs import replace
+
 from tr11ops.twin.hub.state import Commit, HubAccount, HubProblem, HubState, Repo
+from trainer.contract.record import Record
 
 JSON = {"Content-Type": "application/json"}
 _KINDS = {"models": "model", "datasets": "dataset", "spaces": "space"}
@@ -43,8 +46,7 @@ ROUTES: tuple[tuple[str, str, str], ...] = (
 _COMPILED = tuple((method, re.compile(pattern), kind) for method, pattern, kind in ROUTES)
 
 
-@dataclass(frozen=True)
-class HubRequest:
+class HubRequest(Record):
     method: str
     path: str  # still quoted, without the query
     query: dict[str, list[str]]
@@ -59,8 +61,7 @@ class HubRequest:
             raise HubProblem(400, "not JSON") from None
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(Record):
     """`body`, or a file of which a range may be asked."""
 
     status: int = 200
@@ -75,8 +76,7 @@ class Answer:
         return cls(status, json.dumps(value).encode(), {**JSON, **named})
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(Record):
     """What tests change: sizes of pages, from which size and in which parts a large object is sent."""
 
     tree_page: int = 1000

@@ -14,21 +14,22 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from msgspec.structs import replace
+
 from tr11ops.twin.hub.faults import Fault, Window
 from tr11ops.twin.hub.routes import Answer, Api, HubRequest, Settings
 from tr11ops.twin.hub.state import Commit, HubAccount, HubProblem, HubState, Repo
+from trainer.contract.record import Record
 
 PIECE = 1 << 20
 
 
-@dataclass(frozen=True)
-class Seen:
+class Seen(Record):
     """One request, as it came. `host` is "hub" or "storage"; `status` 0: it got no answer."""
 
     kind: str

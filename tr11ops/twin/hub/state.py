@@ -12,6 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from trainer.contract.record import Record
+
 LARGEST_REGULAR = 10 << 20  # bytes; a larger file must be a large object
 _LARGE = """
     *.7z *.arrow *.bin *.bz2 *.ckpt *.ftz *.gz *.h5 *.joblib *.lfs.* *.mlmodel *.model *.msgpack *.npy
@@ -29,8 +31,7 @@ class HubProblem(Exception):
         self.status, self.text, self.code, self.more = status, text, code, more
 
 
-@dataclass(frozen=True)
-class HubAccount:
+class HubAccount(Record):
     name: str
     may_write: bool = True
     organizations: tuple[str, ...] = ()
@@ -39,8 +40,7 @@ class HubAccount:
         return owner == self.name or owner in self.organizations
 
 
-@dataclass(frozen=True)
-class Blob:
+class Blob(Record):
     """A file of a commit. `oid` is git's; `sha256` is set for a large object."""
 
     oid: str
@@ -49,15 +49,14 @@ class Blob:
     pointer_size: int = 0
 
 
-@dataclass(frozen=True)
-class Commit:
+class Commit(Record):
     id: str
     parent: str | None
     title: str
     message: str
     author: str
     time: float
-    files: dict[str, Blob] = field(repr=False)
+    files: dict[str, Blob]
 
     @property
     def date(self) -> str:

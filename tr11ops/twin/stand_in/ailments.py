@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from tr11ops.base.errors import TwinError
 from tr11ops.twin.fault_store import FaultStore, InjectedFault
-from tr11ops.twin.plan import TwinError, TwinFolders
+from tr11ops.twin.plan import TwinFolders
 from trainer.config.card import TrainerConfig
 from trainer.contract.recovery import read_recovery
 

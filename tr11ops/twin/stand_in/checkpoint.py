@@ -12,19 +12,14 @@ import os
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from trainer.config.card import TrainerConfig
 from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name
-from trainer.contract.checkpoints import (
-    CheckpointError,
-    find_resumable,
-    partial_path,
-    read_checkpoint,
-    remove_leftovers,
-)
+from trainer.contract.checkpoints import find_resumable, partial_path, read_checkpoint, remove_leftovers
+from trainer.contract.documents import document
+from trainer.contract.errors import CheckpointError
 from trainer.contract.files import write_beside
 from trainer.contract.manifest import STAND_IN, FileEntry, Manifest, file_digest
 from trainer.contract.recovery import read_recovery
@@ -67,7 +62,8 @@ def write_part(partial: Path, rank: int, chain: str, size: int) -> dict[str, Any
         stream.write(data)
         stream.flush()
         os.fsync(stream.fileno())
-    return asdict(FileEntry(rank_file(rank), len(data), hashlib.sha256(data).hexdigest()))
+    entry: dict[str, Any] = document(FileEntry(rank_file(rank), len(data), hashlib.sha256(data).hexdigest()))
+    return entry
 
 
 def publish(
@@ -80,7 +76,7 @@ def publish(
     """
     folder = config.paths.checkpoints
     cursor = partial / CURSOR_FILE
-    cursor.write_text(json.dumps({**asdict(progress), "chain": chain, "step": progress.iteration}), encoding="utf-8")
+    cursor.write_text(json.dumps({**document(progress), "chain": chain, "step": progress.iteration}), encoding="utf-8")
     entry = FileEntry(CURSOR_FILE, cursor.stat().st_size, file_digest(cursor))
     parallel, model = config.parallel, config.model
     manifest = Manifest(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from trainer.contract.errors import Tr11Error
 from trainer.contract.files import host_name
 
 Reduce = Callable[[Sequence[Any]], Any]
@@ -21,7 +22,7 @@ FOLLOWERS_EXTRA_SECONDS = 5.0  # the first rank knows who is missing, so it spea
 CONNECT_PAUSE_SECONDS = 0.05
 
 
-class RankLost(RuntimeError):
+class RankLost(Tr11Error, RuntimeError):
     """A rank of the crew died, or did not come in time."""
 
 

@@ -17,6 +17,7 @@ from tr11ops.runcard.sections import RehearsalSection
 from tr11ops.twin.stand_in.worker import Seat, run
 from trainer.config.card import TrainerConfig, load_trainer_config, validate
 from trainer.contract.attempt import STOP_SIGNALS
+from trainer.contract.record import Record
 from trainer.contract.state_file import read_json
 from trainer.control.lifecycle import SignalFlag
 
@@ -24,8 +25,7 @@ GRACE_SECONDS = 30.0  # from TERM to KILL, as torchrun has it
 POLL_SECONDS = 0.1
 
 
-@dataclass(frozen=True)
-class Crowd:
+class Crowd(Record):
     """The workers of all nodes, and which of them are this node's."""
 
     nodes: int

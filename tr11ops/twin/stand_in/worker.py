@@ -23,15 +23,17 @@ from tr11ops.twin.stand_in.ailments import Ailments
 from tr11ops.twin.stand_in.crew import StandInGroup
 from trainer.config.card import CardError, TrainerConfig
 from trainer.contract.attempt import AttemptIdentity, tell
-from trainer.contract.checkpoints import CheckpointError, NodeFilesError, refusal_code, take_run
+from trainer.contract.checkpoints import refusal_code, take_run
 from trainer.contract.compute_record import ComputeRecord, RankPosition
 from trainer.contract.end_marker import exit_code
+from trainer.contract.errors import CheckpointError, NodeFilesError
 from trainer.contract.files import append_line, host_name
 from trainer.contract.lease import Lease
 from trainer.contract.logline import StepRecord, format_step, format_validation
 from trainer.contract.manifest import FileEntry
 from trainer.contract.metrics_record import SAVE_FAILED
 from trainer.contract.paths import RunPaths, newest_step
+from trainer.contract.record import Record
 from trainer.contract.recovery import IterationRange, read_recovery
 from trainer.contract.requests import RequestAnswer, leave_answer, watch_for_kill_now
 from trainer.control.control_signals import Agreed, ControlSignals
@@ -58,8 +60,7 @@ DATA_LOOK_SECONDS = 1.0  # between two looks for data
 PIECE_SECONDS = 0.1  # of a pause
 
 
-@dataclass(frozen=True)
-class Seat:
+class Seat(Record):
     """This worker's place: its rank among `world`, and where rank 0 listens."""
 
     rank: int

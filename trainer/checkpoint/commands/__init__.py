@@ -5,7 +5,3 @@ text for people. A module may also hold `exit_code(result)`; without it a result
 """
 
 from __future__ import annotations
-
-
-class CheckpointUsageError(Exception):
-    """Options that cannot be meant; the text is one line, the exit code 2."""

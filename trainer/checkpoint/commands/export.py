@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.commands import CheckpointUsageError
 from trainer.checkpoint.huggingface.export import is_export, parse_size, plan_export, write_export
 from trainer.checkpoint.huggingface.names import DTYPES, facts_of_card
 from trainer.checkpoint.huggingface.tokenizer import TokenizerFiles, tokenizer_files
@@ -16,7 +14,8 @@ from trainer.checkpoint.reader import check_digests, open_checkpoint, part_bytes
 from trainer.checkpoint.whole_folder import check_target
 from trainer.config.card import CardError, TrainerConfig, load_trainer_config
 from trainer.config.hub_files import HUB_ID, cached_file
-from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.documents import document
+from trainer.contract.errors import CheckpointError, CheckpointUsageError
 from trainer.contract.paths import MANIFEST_FILE
 from trainer.contract.units import size
 from trainer.data.progress import progress_bar, say
@@ -99,7 +98,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "verified": verify,
         "tokenizer": tokenizer is not None,
         "remarks": [*remarks, *plan.remarks],
-        "files": [asdict(entry) for entry in entries],
+        "files": [document(entry) for entry in entries],
     }
 
 

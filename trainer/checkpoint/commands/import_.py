@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec.structs import asdict
 
 from trainer.checkpoint.commands.export import read_card
 from trainer.checkpoint.huggingface.import_ import HuggingFaceFolder, HuggingFaceModel
@@ -18,7 +19,7 @@ from trainer.checkpoint.publishing import CheckpointInfo, Extras
 from trainer.checkpoint.rewrite import source_bytes, write_checkpoint
 from trainer.config.card import TrainerConfig
 from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name, checkpoint_steps
-from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.errors import CheckpointError
 from trainer.contract.units import size
 from trainer.data.progress import progress_bar
 from trainer.schedule.progress import Progress
@@ -54,7 +55,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             target,
             source,
             STEP,
-            Extras(cursor=dict(vars(Progress()))),
+            Extras(cursor=asdict(Progress())),
             info,
             on_bytes=lambda count: bar.advance(task, count),
         )

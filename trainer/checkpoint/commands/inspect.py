@@ -13,7 +13,7 @@ from typing import Any, cast
 from trainer.checkpoint.fingerprint import EMPTY, fingerprint
 from trainer.checkpoint.reader import open_checkpoint
 from trainer.checkpoint.source import CheckpointFacts, Part, TensorSource
-from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.errors import CheckpointError
 from trainer.contract.manifest import Manifest, file_digest, manifest_faults
 from trainer.contract.paths import MANIFEST_FILE
 from trainer.contract.resumable import RNG

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
 from torch import Tensor
 
-from trainer.checkpoint.commands import CheckpointUsageError
 from trainer.checkpoint.commands.inspect import manifest_of
 from trainer.checkpoint.deepspeed.content import OptimizerSettings
 from trainer.checkpoint.deepspeed.layout import DeepSpeedSource
 from trainer.checkpoint.deepspeed.write import layout_bytes, write_deepspeed_layout
-from trainer.checkpoint.publishing import CheckpointInfo, Extras, LatestStays
+from trainer.checkpoint.publishing import CheckpointInfo, Extras
 from trainer.checkpoint.reader import open_checkpoint
 from trainer.checkpoint.rewrite import source_bytes, write_checkpoint
 from trainer.checkpoint.source import CheckpointFacts, Part, TensorFacts, TensorSource
 from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name, checkpoint_steps, read_latest
-from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.errors import CheckpointError, CheckpointUsageError, LatestStays
 from trainer.contract.lease import trained_into
 from trainer.contract.manifest import Manifest, manifest_faults
 from trainer.contract.resumable import ResumeFault, ResumeNeed, model_fault, moves_back, read_whole
@@ -192,7 +191,7 @@ def _check_degrees(asked: Mapping[str, int], layout: str) -> None:
 
 def _verify(place: Path, manifest: Manifest, on_bytes: Callable[[int], None]) -> None:
     for entry in manifest.files:
-        faults = manifest_faults(place, dataclasses.replace(manifest, files=(entry,)), read_digests=True)
+        faults = manifest_faults(place, replace(manifest, files=(entry,)), read_digests=True)
         if faults:
             raise CheckpointError(f"{place / faults[0]}; restore it from a backup, or use another step")
         on_bytes(entry.bytes)

@@ -11,7 +11,7 @@ from trainer.checkpoint.commands.inspect import PARTS
 from trainer.checkpoint.reader import open_checkpoint
 from trainer.checkpoint.rewrite import CHUNK_BYTES, row_blocks, source_bytes, tensor_bytes
 from trainer.checkpoint.source import TensorSource
-from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.errors import CheckpointError
 from trainer.data.progress import progress_bar
 from trainer.parallel.replica_check import is_finite
 

@@ -48,7 +48,7 @@ from trainer.checkpoint.sharded_files import TensorPiece
 from trainer.checkpoint.source import Part, TensorSource
 from trainer.checkpoint.store import Loaded, SaveResult
 from trainer.contract.checkpoint_names import checkpoint_name
-from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.errors import CheckpointError
 from trainer.contract.manifest import FileEntry, Manifest
 from trainer.contract.replacing import Report
 from trainer.contract.resumable import RNG

@@ -10,7 +10,6 @@ import os
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
@@ -20,6 +19,7 @@ from torch import Tensor
 from trainer.checkpoint.deepspeed.layout import OWN_KEY
 from trainer.checkpoint.deepspeed.partition import FlatFragment, padding_elements, partition_elements
 from trainer.checkpoint.publishing import CheckpointInfo
+from trainer.contract.record import Record
 from trainer.parallel.state import MASTERS
 
 CHECKPOINT_VERSION = 3.0  # Megatron's: query, key and value rows in the order of heads
@@ -27,8 +27,7 @@ _ZERO_STAGE = 1
 _UNIVERSAL_VERSION = 0.2
 
 
-@dataclass(frozen=True)
-class Degrees:
+class Degrees(Record):
     """Degrees of parallelism of a checkpoint."""
 
     tensor: int
@@ -45,8 +44,7 @@ class Degrees:
         return self.tensor * self.pipeline
 
 
-@dataclass(frozen=True)
-class OptimizerSettings:
+class OptimizerSettings(Record):
     """What the original keeps with its parameter groups. A DeepSpeed engine that loads the groups takes these over."""
 
     learning_rate: float = 0.0
@@ -73,8 +71,7 @@ class OptimizerSettings:
         )
 
 
-@dataclass(frozen=True)
-class StageParameter:
+class StageParameter(Record):
     """A parameter of one tensor rank on a stage: our name, the original's in its pipeline module, local shape.
 
     `idle`: a copy that takes no part in the training (of the embedding's LayerNorm and positions, beside the head).
@@ -184,8 +181,7 @@ def _arguments(degrees: Degrees, cursor: Mapping[str, Any], info: CheckpointInfo
     )
 
 
-@dataclass(frozen=True)
-class FlatGroup:
+class FlatGroup(Record):
     """One data rank's partition of a flat group. `kinds`: 1-D fp32 tensors of the partition's size, padding included.
 
     `total`: elements of the whole group, over all data ranks, without padding.

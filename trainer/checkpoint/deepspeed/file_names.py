@@ -7,7 +7,8 @@ LayerNorm, L+5 the embedding again (tied), L+6 cast. A file of weights belongs t
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from trainer.contract.record import Record
 
 EMBEDDING_POSITION = 1
 FIRST_BLOCK = 3
@@ -51,8 +52,7 @@ def cut_dimension(name: str) -> int | None:
     return _CUT.get(name if match is None else f"{match[2]}.{match[3]}")
 
 
-@dataclass(frozen=True)
-class LayerPosition:
+class LayerPosition(Record):
     """Where a parameter is in the original's list of layers: position, and its name inside that layer."""
 
     position: int
@@ -113,8 +113,7 @@ def optimizer_file(data_rank: int, model_rank: int, bf16: bool) -> str:
     return f"{'bf16_' if bf16 else ''}zero_pp_rank_{data_rank}_mp_rank_{model_rank:02d}_optim_states.pt"
 
 
-@dataclass(frozen=True)
-class Names:
+class Names(Record):
     """The files of a folder by class. Keys: (position, tensor rank), model rank, (data rank, model rank)."""
 
     layers: dict[tuple[int, int], str]

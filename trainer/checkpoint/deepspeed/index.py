@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from trainer.checkpoint.deepspeed.states import OpenFiles
 from trainer.checkpoint.source import TensorFacts
+from trainer.contract.record import Record
 from trainer.parallel.state import rectangles
 
 
-@dataclass(frozen=True)
-class FlatRun:
+class FlatRun(Record):
     """Elements [first, first + numel) of a flattened slice are [start, start + numel) of a flattened stored tensor.
 
     The stored tensor is under nested `keys` of the file `path` (relative to the checkpoint's folder).
@@ -28,8 +27,7 @@ class FlatRun:
     start: int
 
 
-@dataclass(frozen=True)
-class Slice:
+class Slice(Record):
     """One tensor rank's part of a logical tensor: the rectangle of `shape` at `offsets`, and the runs that make it."""
 
     offsets: tuple[int, ...]
@@ -37,8 +35,7 @@ class Slice:
     runs: tuple[FlatRun, ...]
 
 
-@dataclass(frozen=True)
-class StoredTensor:
+class StoredTensor(Record):
     """A logical tensor. `replicated`: each slice is the whole tensor, and all should be equal."""
 
     facts: TensorFacts

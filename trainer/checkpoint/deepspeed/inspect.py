@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from msgspec import field
 from torch import Tensor
 
 from trainer.checkpoint.deepspeed.file_names import (
@@ -27,8 +27,9 @@ from trainer.checkpoint.deepspeed.file_names import (
 from trainer.checkpoint.deepspeed.index import FlatRun, Slice, StoredTensor
 from trainer.checkpoint.deepspeed.states import OpenFiles, attributes
 from trainer.checkpoint.source import TensorFacts
-from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.errors import CheckpointError
 from trainer.contract.manifest import Manifest, manifest_faults
+from trainer.contract.record import Record
 from trainer.parallel.shard import Sharding
 
 AGAIN = "copy the checkpoint again, or use another step"
@@ -36,8 +37,7 @@ _FIRST_VERSION_BY_HEADS = 2.0
 _LEFT_OUT = ("module", "optimizer")  # of a rank file's contents; random states are left out too
 
 
-@dataclass(frozen=True)
-class Roles:
+class Roles(Record):
     """Which position of the layer list is what: (position, the original's name inside it) -> our name."""
 
     layers: int
@@ -49,8 +49,7 @@ class Roles:
         return min(position for position, _ in self.names)
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(Record):
     """A checked folder. `client`: what its first rank file says, without tensors. `weights`: by our names."""
 
     names: Names

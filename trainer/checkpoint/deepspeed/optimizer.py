@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from msgspec import field
 from torch import Tensor
 
 from trainer.checkpoint.deepspeed.file_names import optimizer_file, rank_file
@@ -17,7 +17,8 @@ from trainer.checkpoint.deepspeed.inspect import AGAIN, Layout, Roles
 from trainer.checkpoint.deepspeed.partition import fragments_of
 from trainer.checkpoint.deepspeed.states import OpenFiles, attributes
 from trainer.checkpoint.source import TensorFacts
-from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.errors import CheckpointError
+from trainer.contract.record import Record
 from trainer.parallel.state import MOMENT_KINDS
 
 Keys = tuple[str | int, ...]
@@ -27,8 +28,7 @@ _TIED = re.compile(r"tied_modules\.[^.]+\.(.+)")
 _POSITIONED = re.compile(r"(\d+)\.(.+)")
 
 
-@dataclass(frozen=True)
-class OptimizerLayout:
+class OptimizerLayout(Record):
     """Where the optimizer's tensors lie (keys NAME/KIND), updates done, and the options of its parameter groups."""
 
     tensors: Mapping[str, StoredTensor] = field(default_factory=dict)
@@ -36,8 +36,7 @@ class OptimizerLayout:
     options: tuple[Mapping[str, Any], ...] = ()
 
 
-@dataclass(frozen=True)
-class _Share:
+class _Share(Record):
     """What one optimizer file holds: (parameter, kind -> keys of its flat tensor, start in that, elements)."""
 
     fragments: tuple[tuple[str, Mapping[str, Keys], int, int], ...]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,15 +19,15 @@ from trainer.checkpoint.deepspeed.inspect import AGAIN, Layout, Roles, check_man
 from trainer.checkpoint.deepspeed.optimizer import OptimizerLayout
 from trainer.checkpoint.deepspeed.states import OpenFiles, attributes
 from trainer.checkpoint.source import TensorFacts
-from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.errors import CheckpointError
+from trainer.contract.record import Record
 from trainer.parallel.state import EXTRA_KINDS, FRAGMENT_KINDS
 
 _PARAMETER, _PADDING = "param", "vocab_divisibility_padding_tensor"
 _NAME = re.compile(r"(?:tied_modules\.[^.]+|(\d+))\.(.+)")
 
 
-@dataclass(frozen=True)
-class Universal:
+class Universal(Record):
     """A checked folder. Its weights are the masters, to be read in the precision that the training had."""
 
     layout: Layout

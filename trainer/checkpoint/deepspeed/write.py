@@ -50,7 +50,7 @@ from trainer.checkpoint.publishing import (
 from trainer.checkpoint.rewrite import row_blocks
 from trainer.checkpoint.source import Part, TensorFacts, TensorSource, read_finite, state_kinds
 from trainer.contract.checkpoint_names import checkpoint_name
-from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.errors import CheckpointError
 from trainer.contract.manifest import FileEntry
 from trainer.contract.resumable import UNNAMED, with_unnamed
 from trainer.model.gpt import TIED_NAME

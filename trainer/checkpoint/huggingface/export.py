@@ -13,11 +13,11 @@ import math
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from trainer.checkpoint.compatibility import check_model
@@ -38,8 +38,9 @@ from trainer.checkpoint.huggingface.tokenizer import TokenizerFiles
 from trainer.checkpoint.rewrite import row_blocks
 from trainer.checkpoint.source import TensorFacts, TensorSource, read_finite
 from trainer.checkpoint.whole_folder import check_target, whole_folder
-from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.errors import CheckpointError
 from trainer.contract.manifest import FileEntry
+from trainer.contract.record import Record
 from trainer.contract.resumable import with_unnamed
 from trainer.contract.units import size
 
@@ -51,8 +52,7 @@ _SAFETENSORS_NAMES = {torch.bfloat16: "BF16", torch.float32: "F32", torch.float1
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
 
-@dataclass(frozen=True)
-class _Item:
+class _Item(Record):
     """A tensor on its way: our name, their full name, its shape and target dtype. `fused`: of which rows it is made.
 
     `leading`: dimensions of size 1 that theirs has in front of the shape.
@@ -73,8 +73,7 @@ class _Item:
         return math.prod(self.facts.shape) * self.facts.dtype.itemsize
 
 
-@dataclass(frozen=True)
-class ExportPlan:
+class ExportPlan(Record):
     """An export that has been checked and can begin. `bytes`: of all tensors. `remarks`: what had to be assumed."""
 
     source: TensorSource
@@ -163,8 +162,7 @@ def _check_tokenizer(tokenizer: TokenizerFiles | None, rows: int) -> None:
         )
 
 
-@dataclass(frozen=True)
-class _Architecture:
+class _Architecture(Record):
     """One of theirs whose tensors are made of ours. `std`: its key for the deviation of initial weights. `length`: its
     key for the tokens of a sample, where positions leave it open. `cuts_padding`: empty rows behind the vocabulary are
     left out; where a bias of each word learns, none is empty.

@@ -9,12 +9,12 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Self
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from trainer.checkpoint.huggingface.export import CONFIG, convert, used_rows
@@ -31,14 +31,14 @@ from trainer.checkpoint.huggingface.names import (
 from trainer.checkpoint.huggingface.tensor_files import open_files, read_json
 from trainer.checkpoint.rewrite import row_blocks
 from trainer.checkpoint.source import CheckpointFacts, Part, TensorFacts
-from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.errors import CheckpointError
+from trainer.contract.record import Record
 from trainer.parallel.state import FRAGMENT_KINDS
 
 _COMPARED_BYTES = 64 << 20
 
 
-@dataclass(frozen=True)
-class ImportedTensor:
+class ImportedTensor(Record):
     """One of our tensors: its whole shape, and the names of the files' tensors that it is made of.
 
     Of several (query, key and value) its rows are [groups, parts, head size], of which each has so many as `counts`

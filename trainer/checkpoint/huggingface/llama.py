@@ -11,7 +11,7 @@ from typing import Any
 
 from trainer.checkpoint.huggingface.mapped import MappedTensor, needed_fact, only
 from trainer.checkpoint.huggingface.names import ROWS_KEY, WORDS
-from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.errors import CheckpointError
 from trainer.contract.resumable import UNNAMED
 
 MODEL_TYPES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.errors import CheckpointError
+from trainer.contract.record import Record
 
 Blocks = Iterator[tuple[tuple[int, ...], tuple[int, ...]]]
 
 
-@dataclass(frozen=True)
-class FusedRows:
+class FusedRows(Record):
     """The rows of one of several matrices in ours, whose rows are [groups, `parts`, head size].
 
     Of each group it has `count` parts from `part` on: a query, key or value one, a group's queries several.
@@ -30,8 +29,7 @@ class FusedRows:
             yield ((self.parts * group + self.part) * size, *(0 for _ in rest)), (self.count * size, *rest)
 
 
-@dataclass(frozen=True)
-class StackedMatrix:
+class StackedMatrix(Record):
     """One of several matrices that lie one behind the other in ours, [matrices, rows, columns]."""
 
     index: int
@@ -41,8 +39,7 @@ class StackedMatrix:
         yield (self.index, *(0 for _ in shape)), (1, *shape)
 
 
-@dataclass(frozen=True)
-class MappedTensor:
+class MappedTensor(Record):
     """Where a tensor of theirs comes from: our name, and which of the `parts` that are one in ours.
 
     `leading`: dimensions of size 1 that theirs has in front. `count`: so many parts of each group, see `FusedRows`.

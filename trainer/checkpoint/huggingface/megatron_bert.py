@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainer.checkpoint.huggingface.mapped import MappedTensor, needed_fact, only
-from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.errors import CheckpointError
 
 MODEL_TYPE = "megatron-bert"
 _ENDS = {

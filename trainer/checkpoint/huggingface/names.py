@@ -6,13 +6,13 @@ Our fused query-key-value rows are [heads, 3, head size], which is also BLOOM's 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from trainer.config.card import TrainerConfig
-from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.errors import CheckpointError
+from trainer.contract.record import Record
 from trainer.contract.resumable import UNNAMED, model_facts
 
 ROOT = "transformer."  # before all names in a causal language model's files; absent in those of the bare model
@@ -36,8 +36,7 @@ _NEEDED = ("layers", "hidden_size", "attention_heads")
 _DEFAULTS = {"activation": "gelu_tanh", "layernorm_epsilon": 1e-5}
 
 
-@dataclass(frozen=True)
-class BloomShape:
+class BloomShape(Record):
     """All numbers that make a BLOOM: MLPs are 4 x hidden_size wide, heads hidden_size / attention_heads."""
 
     layers: int
@@ -47,8 +46,7 @@ class BloomShape:
     layernorm_epsilon: float
 
 
-@dataclass(frozen=True)
-class BloomTensor:
+class BloomTensor(Record):
     """A tensor's BLOOM name, without ROOT, and its whole shape."""
 
     name: str

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as Engine
 
-from trainer.contract.checkpoints import CheckpointError
-from trainer.data.errors import DataError
+from trainer.contract.errors import CheckpointError, DataError
+from trainer.contract.record import Record
 from trainer.data.tokenizer import CONFIG_FILE, TOKENIZER_FILE, load_tokenizer
 
 _COMPANIONS = ("special_tokens_map.json", "added_tokens.json", "chat_template.jinja")
 _ROLES = ("bos", "eos", "pad")
 
 
-@dataclass(frozen=True)
-class TokenizerFiles:
+class TokenizerFiles(Record):
     """`files`: name -> content. `ids`: `bos_token_id`, `eos_token_id`, `pad_token_id` as far as they are known."""
 
     files: dict[str, bytes]

@@ -5,11 +5,10 @@ The draws of randomness follow Megatron's, so the same sentences and seed give t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
+from trainer.contract.record import Record
 from trainer.data.masked.spans import Tokens, budget, choose_spans, find_words, short_runs
 from trainer.data.masked.vocabulary import MaskingVocabulary
 
@@ -20,8 +19,7 @@ IGNORED = -1  # the label where nothing is predicted
 Sample = dict[str, npt.NDArray[np.int64]]
 
 
-@dataclass(frozen=True)
-class BertRules:
+class BertRules(Record):
     """How samples are made. `orders_sentences`: two segments, of which the model says whether they were exchanged."""
 
     sequence_length: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from trainer.config.card import TrainerConfig
-from trainer.data.errors import DataError
+from trainer.contract.errors import DataError
 from trainer.data.masked.bert import BertRules
 from trainer.data.masked.t5 import T5Rules
 from trainer.data.masked.task import BertTask, MaskedTask, T5Task

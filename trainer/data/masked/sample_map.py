@@ -16,14 +16,14 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from trainer.data.errors import DataError
+from trainer.contract.errors import DataError
+from trainer.contract.record import Record
 from trainer.data.masked.shuffle import shuffled_order
 
 LONG_SENTENCE = 512  # tokens; a document of several sentences with a longer one is passed over
@@ -34,8 +34,7 @@ SEARCH_AT_ONCE = 1 << 13
 IntArray = npt.NDArray[Any]
 
 
-@dataclass(frozen=True)
-class MapRules:
+class MapRules(Record):
     """What rows depend on beside the data. `longest`: tokens of sentences in a full sample.
 
     `least_sentences`: of a sample; 2 where the order of two segments is learned.
@@ -53,8 +52,7 @@ class MapRules:
         return int(1.0 / self.short_probability + 0.5) if self.short_probability > 0 else 0
 
 
-@dataclass(frozen=True)
-class _Ways:
+class _Ways(Record):
     """Where samples of full length lead, over the places of all usable documents: sentences, and an end for each.
 
     following [places + 1]: the place where a sample from this place ends, or from an end the place behind it.

@@ -6,11 +6,11 @@ The draws of randomness follow Megatron's, so the same generator gives the same 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from trainer.contract.record import Record
 from trainer.data.masked.vocabulary import MaskingVocabulary
 
 Tokens = npt.NDArray[np.int64]
@@ -21,8 +21,7 @@ T5_LONGEST = 10
 T5_STOP = 0.2  # of the geometric distribution
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(Record):
     """Positions of one run of masked words, ascending."""
 
     positions: tuple[int, ...]

@@ -8,10 +8,10 @@ shortened to what fits, and the words of the runs behind it stay in the text.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from trainer.contract.record import Record
 from trainer.data.masked.bert import IGNORED, Sample
 from trainer.data.masked.spans import Span, Tokens, budget, choose_spans, find_words, geometric_runs
 from trainer.data.masked.vocabulary import MaskingVocabulary
@@ -19,8 +19,7 @@ from trainer.data.masked.vocabulary import MaskingVocabulary
 SPECIAL_TOKENS = 2  # kept free in the encoder
 
 
-@dataclass(frozen=True)
-class T5Rules:
+class T5Rules(Record):
     """How samples are made. Lengths in tokens."""
 
     sequence_length: int

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from trainer.data.errors import DataError
+from trainer.contract.errors import DataError
+from trainer.contract.record import Record
 
 if TYPE_CHECKING:
     from trainer.data.tokenizer import Tokenizer  # which workers do without
@@ -19,8 +19,7 @@ NEEDED = ("[CLS]", "[SEP]", "[MASK]", "[PAD]")
 SENTINEL = "<extra_id_{}>"
 
 
-@dataclass(frozen=True)
-class MaskingVocabulary:
+class MaskingVocabulary(Record, dict=True):
     """Ids. `size` counts every id, added ones too; `continuations`: one bit for each id that continues a word.
 
     Begin, end and sentinels that the vocabulary does not have take the ids behind its last one, in this order, as in

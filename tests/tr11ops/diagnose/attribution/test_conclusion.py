@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tr11ops.base.observed import known
 from tr11ops.diagnose.attribution.conclusion import conclude

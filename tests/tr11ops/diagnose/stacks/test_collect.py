@@ -10,7 +10,7 @@ import pytest
 
 from tests.tr11ops.diagnose.stacks.made import worker
 from tests.tr11ops.diagnose.stacks.processes import SLEEPS, started
-from tr11ops.cluster.base import SchedulerError
+from tr11ops.base.errors import SchedulerError
 from tr11ops.cluster.slurm_command import CommandResult
 from tr11ops.diagnose.stacks import collect as module
 from tr11ops.diagnose.stacks.collect import AskedAttempt, collect

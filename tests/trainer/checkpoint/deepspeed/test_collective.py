@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from tests.trainer.cases import CPU, Piece, assemble, batches, copy_state, tiny
 from tests.trainer.checkpoint import world
@@ -22,7 +22,7 @@ from trainer.checkpoint.deepspeed.write import write_deepspeed_layout
 from trainer.checkpoint.publishing import CheckpointInfo, Extras
 from trainer.checkpoint.reader import open_checkpoint
 from trainer.contract.checkpoint_names import read_latest
-from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.errors import CheckpointError
 from trainer.contract.manifest import Manifest, manifest_faults
 from trainer.engine import Engine
 from trainer.parallel.mesh import Mesh

@@ -15,7 +15,7 @@ import torch
 from tests.trainer.checkpoint.memory_source import Sizes, extras_of, info_of, memory_source
 from trainer.checkpoint.deepspeed.layout import open_deepspeed_layout
 from trainer.checkpoint.deepspeed.write import write_deepspeed_layout
-from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.errors import CheckpointError
 
 TOPOLOGY = {"tensor": 2, "pipeline": 2, "data": 2}
 Damage = Callable[[Path], object]

@@ -28,7 +28,7 @@ from trainer.checkpoint.reader import open_checkpoint
 from trainer.checkpoint.rewrite import write_checkpoint
 from trainer.checkpoint.source import Part, TensorSource
 from trainer.contract.checkpoint_names import read_latest
-from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.errors import CheckpointError
 from trainer.contract.manifest import Manifest, manifest_faults
 
 SIZES = Sizes()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import shutil
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.trainer.checkpoint.memory_source import Sizes, differences, extras_of, info_of, memory_source
 from trainer.checkpoint.__main__ import main
@@ -183,7 +183,7 @@ def test_a_newer_one_that_comes_meanwhile_keeps_latest(
     def write_and_overtake(manifest: Manifest, place: Path) -> None:
         write(manifest, place)
         newer = shutil.copytree(place, folder / "global_step7")
-        write(dataclasses.replace(manifest, step=7), newer)
+        write(replace(manifest, step=7), newer)
         (folder / "latest").write_text("global_step7")
 
     monkeypatch.setattr(Manifest, "write", write_and_overtake)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 from torch.nn import functional
 

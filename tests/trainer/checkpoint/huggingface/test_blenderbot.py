@@ -15,7 +15,7 @@ from tests.trainer.t5_cases import t5_batches, t5_samples, tiny_t5
 from trainer.checkpoint.huggingface.export import is_export, plan_export, write_export
 from trainer.checkpoint.huggingface.names import facts_of_card
 from trainer.checkpoint.reader import open_checkpoint
-from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.errors import CheckpointError
 
 
 def test_an_export_has_the_same_loss_and_what_cannot_be_said_is_refused(tmp_path: Path) -> None:

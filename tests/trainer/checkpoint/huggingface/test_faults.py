@@ -30,7 +30,7 @@ from trainer.checkpoint.reader import open_checkpoint
 from trainer.checkpoint.source import TensorSource
 from trainer.config.card import TrainerConfig
 from trainer.contract.checkpoint_names import checkpoint_steps
-from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.errors import CheckpointError
 
 
 @pytest.fixture(scope="module")

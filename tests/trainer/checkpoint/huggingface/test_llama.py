@@ -32,7 +32,7 @@ from trainer.checkpoint.publishing import CheckpointInfo
 from trainer.checkpoint.reader import open_checkpoint
 from trainer.checkpoint.rewrite import write_checkpoint
 from trainer.config.card import TrainerConfig
-from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.errors import CheckpointError
 
 # As in Llama 3.1's own config.json.
 LLAMA_31 = {

@@ -19,7 +19,7 @@ from trainer.checkpoint.huggingface.export import is_export, plan_export, write_
 from trainer.checkpoint.huggingface.names import facts_of_card
 from trainer.checkpoint.reader import open_checkpoint
 from trainer.config.card import TrainerConfig
-from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.errors import CheckpointError
 
 
 @pytest.fixture(scope="module")

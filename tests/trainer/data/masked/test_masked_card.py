@@ -14,9 +14,8 @@ from tests.trainer.data.data_helpers import WORDS
 from tests.trainer.data.sample_cases import opened
 from tests.trainer.spawn import run_ranks
 from trainer.config.card import TrainerConfig
-from trainer.config.data_match import DataMismatch
 from trainer.config.data_rules import data_problems
-from trainer.data.errors import DataError
+from trainer.contract.errors import DataError, DataMismatch
 from trainer.data.indexed_write import IndexedWriter
 from trainer.data.samples import match_data, open_samples, plan_data, record_of, wanted_data
 from trainer.data.text import read_samples

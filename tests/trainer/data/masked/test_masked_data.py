@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tests.trainer.data.data_helpers import WORDS, run_data, write_lines
+from trainer.contract.errors import DataError
 from trainer.data.dataset import SampleSource
-from trainer.data.errors import DataError
 from trainer.data.indexed import IndexedDataset
 from trainer.data.indexed_write import IndexedWriter
 from trainer.data.masked.bert import BertRules

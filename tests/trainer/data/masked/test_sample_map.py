@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.trainer.data.masked.cases import walk
 from tests.trainer.data.masked.peer import their_map
-from trainer.data.errors import DataError
+from trainer.contract.errors import DataError
 from trainer.data.masked import sample_map, shuffle
 from trainer.data.masked.mersenne import Mersenne64
 from trainer.data.masked.sample_map import MapRules, build_sample_map

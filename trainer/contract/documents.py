@@ -1,0 +1,73 @@
+"""Records as JSON documents: one way to read them, one to write them.
+
+A document is read strictly by the annotations of its record: another type, a missing field or a number that no count,
+size or moment can be is an error that names the place (`$.nodes[2]`). What a newer tr11 wrote beside is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path, PurePath
+from typing import Any, TypeVar
+
+import msgspec
+
+from trainer.contract.errors import DamagedFile, NewerFormat
+from trainer.contract.files import write_json
+from trainer.contract.record import Record
+from trainer.contract.state_file import LARGEST_BYTES, read_json
+
+T = TypeVar("T")
+
+LARGEST_NUMBER = 1 << 62  # beyond it no count, size or moment is meant
+
+
+def record_of(kind: type[T], value: Mapping[str, Any]) -> T:
+    """The record of class `kind` that a JSON object holds. Raises ValueError, which names the place and the fault."""
+    for name, item in value.items():
+        if isinstance(item, int) and abs(item) > LARGEST_NUMBER:
+            raise ValueError(f"`{name}` is out of range")
+    return msgspec.convert(value, kind, dec_hook=_decoded)
+
+
+def read_record(
+    kind: type[T], path: Path, what: str, schema: int | None = None, largest: int = LARGEST_BYTES
+) -> T | None:
+    """The record in a file; None where there is none. `what` it is, in words; `schema`: the newest that is understood.
+
+    Raises DamagedFile where the file holds something else, NewerFormat where its schema is above `schema`, OSError.
+    """
+    value = read_json(path, largest)
+    if value is None:
+        return None
+    try:
+        if schema is not None and int(value.get("schema", 0)) > schema:
+            raise NewerFormat(f"{path} was written by a newer tr11")
+        return record_of(kind, value)
+    except NewerFormat:
+        raise
+    except (ValueError, TypeError) as error:
+        raise DamagedFile(path, f"is not {what}: {error}") from None
+
+
+def document(record: Record) -> dict[str, Any]:
+    """The record, and all that it holds, as plain JSON values; paths are text."""
+    value: dict[str, Any] = msgspec.to_builtins(record, enc_hook=_encoded)
+    return value
+
+
+def write_record(path: Path, record: Record) -> None:
+    """Replace a file by the record, whole or not at all. Raises OSError."""
+    write_json(path, document(record))
+
+
+def _decoded(kind: type[Any], value: Any) -> Any:
+    if issubclass(kind, PurePath) and isinstance(value, str):
+        return kind(value)
+    raise NotImplementedError(f"no {kind.__name__} stands in a document")
+
+
+def _encoded(value: Any) -> str:
+    if isinstance(value, PurePath):
+        return str(value)
+    raise NotImplementedError(f"{type(value).__name__} stands in no document")

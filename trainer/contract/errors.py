@@ -1,0 +1,144 @@
+"""Every error that the trainer and the operation raise for a reason of theirs: one base, and the trainer's own.
+
+    Tr11Error
+      CheckpointUsageError
+      LatestStays
+      DataMismatch
+      HubFileError
+      CheckpointError
+        NodeFilesError
+      LeaseLost
+      NewerFormat
+      DamagedFile
+      DataUsageError
+      DataError
+        LostWorkerError
+        InputFault
+      ProbeFailure
+      ScheduleMismatch
+      RangeError
+      NotFiniteError
+
+`trainer.config.base.CardError` is one of them too; the operation's are in `tr11ops.base.errors`. The text of each is
+one line: what, where, the rule, the fix. Standard library only.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+from pathlib import Path
+
+NEEDS_PERSON = 1
+USAGE = 2
+UNOBSERVED = 3
+
+
+class Tr11Error(Exception):
+    """What went wrong, in words fit to be shown. `exit_code`: what a command that ends with it returns."""
+
+    exit_code = NEEDS_PERSON
+
+    @property
+    def sentence(self) -> str:
+        """The text, with who said it where that is not tr11."""
+        return str(self)
+
+
+_NO_ACCESS = frozenset(
+    {errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ESHUTDOWN, errno.EREMOTEIO, errno.ETIMEDOUT, errno.EHOSTDOWN}
+)
+
+
+class CheckpointUsageError(Tr11Error):
+    """Options that cannot be meant; the text is one line, the exit code 2."""
+
+    exit_code = USAGE
+
+
+class LatestStays(Tr11Error):
+    """Raised by a fence: what was written may have its name, and `latest` must not come to name it."""
+
+
+class DataMismatch(Tr11Error, ValueError):
+    """The data is not what the checkpoint was trained on, and no one said that it shall be. One line."""
+
+
+class HubFileError(Tr11Error, ValueError):
+    """A file of the hub that is neither in the cache nor to be had. The text says what to type."""
+
+
+class CheckpointError(Tr11Error, ValueError):
+    """A checkpoint that cannot be written, found or loaded: one line with what, where, the rule and the fix."""
+
+
+class NodeFilesError(CheckpointError):
+    """The file system refused some nodes what it gave others at the same moment, in the same folder.
+
+    `failed` and `served`: the nodes' names. `codes`: the errors of the operating system.
+    """
+
+    def __init__(self, text: str, failed: Sequence[str], served: Sequence[str], codes: Sequence[int]) -> None:
+        super().__init__(text)
+        self.failed = tuple(failed)
+        self.served = tuple(served)
+        self.codes = tuple(codes)
+
+    @property
+    def node_without_access(self) -> str:
+        """The one node that does not reach the files; "" where there are several, or it is a file that is missing."""
+        is_access = all(code in _NO_ACCESS for code in self.codes)
+        return self.failed[0] if len(self.failed) == 1 and is_access else ""
+
+
+class LeaseLost(Tr11Error, ValueError):
+    """This trainer does not hold the lease any more: it must not publish anything. One line."""
+
+
+class NewerFormat(Tr11Error, ValueError):
+    """A file of a newer tr11: this one cannot judge it. One line."""
+
+
+class DamagedFile(Tr11Error, ValueError):
+    """A state file is there and is not what belongs there. One line: its path, and what is wrong with it."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        super().__init__(f"{path} {what}")
+        self.path = path
+        self.what = what
+
+
+class DataUsageError(Tr11Error):
+    """Options that cannot be meant; the text is one line."""
+
+    exit_code = USAGE
+
+
+class DataError(Tr11Error, ValueError):
+    """Data, or a request about data, that cannot be used. The text is one line: what, where, rule, fix."""
+
+
+class LostWorkerError(DataError):
+    """A data worker that was killed, ended or does not answer: of this node now, and no fault of the data."""
+
+
+class InputFault(DataError):
+    """A DataError that lies in the input itself: the same command fails again until the input is another."""
+
+
+class ProbeFailure(Tr11Error):
+    """A number that should have come out did not. One line."""
+
+
+class ScheduleMismatch(Tr11Error, ValueError):
+    """The card's schedule is not the checkpoint's, and no one said which one counts; one line for each value."""
+
+
+class RangeError(Tr11Error, ValueError):
+    """A range of iterations that is not one; the text says which and why."""
+
+    exit_code = USAGE
+
+
+class NotFiniteError(Tr11Error, RuntimeError):
+    """The training has diverged: going on, or saving, would be worth nothing. One line."""
