@@ -1,72 +1,82 @@
-"""Every error that the operation raises for a reason of its own, each with its exit code.
+"""Every error that the operation raises for a reason of its own, below `Tr11Error`.
 
-    Tr11Error
+The exit code is 1 (needs a person), or the one that stands beside the name.
+
+    any room
+      Refusal
+      Unavailable  3
+        NoAnswer  3
+      Late  3
+      Unanswered  3
+      NewerFileError
+      PrivateFileError
+    servers and the network
+      NetworkError  3
+      ForeignAnswer
       ChannelLost
         ChannelBusy
         ChannelRefused
-      RendezvousError
-      NoSuchAlert
-      MailboxError
-      NewerSchema
-      ArchiveError
-        ArchiveUnavailable
-          StaleConnection
-        ArchivePermanentError
-        ArchiveFull
-      Unavailable
-        NoAnswer
-      CopyError
-        RestoreError
-          CopyDamaged
-          AlreadyThere
-        SourceDamaged
-        CheckpointChanged
-        CopyDiffers
-        CopyStopped
-      ForeignAnswer
-      Late
-      NetworkError
-      NewerFileError
-      PrivateFileError
-      Unanswered
+      RendezvousError  2
+    the scheduler
+      SchedulerError
+        SchedulerUnreachable  3 (Unavailable too)
+          SubmissionUnknown  3
+        LaunchBusy
+        ChainBusy
+      ArraySyntaxError  2
+      HostlistError  2
+      NoPartition
+      TableError
+    nodes and the watchdog
+      NodeNameError  2
+      ExclusionError
+      NotDone
+      Uncertain
+    checkpoints
       LatestRefused
       PruneBusy
       RemovalStopped
       NotPossible
       TrainerAlive
-      Refusal
-      ArraySyntaxError
-      SchedulerError
-        SchedulerUnreachable
-          SubmissionUnknown
-        ChainBusy
-        LaunchBusy
-      HostlistError
-      NoPartition
-      TableError
-      SourceError
+      DigestStopped
+    copies
+      ArchiveError
+        ArchivePermanentError
+        ArchiveFull
+        ArchiveUnavailable  3 (Unavailable too)
+          StaleConnection  3
+      CopyError
+        SourceDamaged
+        CheckpointChanged
+        CopyDiffers
+        CopyStopped
+        RestoreError
+          CopyDamaged
+          AlreadyThere
+    the hub
       HubError
-        HubUnavailable
+        HubUnavailable  3 (Unavailable too)
         HubPermanentError
           HubMissing
           HubConflict
           PublicRepository
-      FileChanged
       CredentialsError
+      FileChanged
       Busy
       UploadRefused
+    alerts and logs
+      NoSuchAlert
+      MailboxError
+      NewerSchema
+      NoSuchAttempt
+      SourceError
+    cards, scripts, studies, twins
+      ScriptError  2
       ArithmeticProblem
       ConversionProblem
-      ScriptError
       StarterError
-      NoSuchAttempt
-      NodeNameError
-      DigestStopped
-      ExclusionError
       SweepError
-      TwinError
-      NotDone
-      Uncertain
+      TwinError  2
 
 Some that carry a value of their room stay there (`rundir.claims.ClaimTaken`, `backup.claim.ArchiveLocked`). The
 trainer's are in `trainer.contract.errors`. The text of each is one line: what, where, the rule, the fix.
@@ -78,6 +88,69 @@ import errno
 from pathlib import Path
 
 from trainer.contract.errors import UNOBSERVED, USAGE, Tr11Error
+
+
+# ----------------------------------------------------------------------------- any room
+class Refusal(Tr11Error):
+    """A command will not go on. The text is shown as it is; `exit_code` is what the process returns."""
+
+    def __init__(self, text: str, exit_code: int = 1):
+        super().__init__(text)
+        self.exit_code = exit_code
+
+
+class Unavailable(Tr11Error):
+    """No answer, or one that may be another at the next try. The text is one line.
+
+    `wait` is what the other side asked for, in seconds. `was_given_up`: it was tried as often as it pays already.
+    """
+
+    exit_code = UNOBSERVED
+
+    wait = 0.0
+    was_given_up = False
+
+    def __init__(self, text: str = "", wait: float = 0.0) -> None:
+        super().__init__(text)
+        self.wait = wait
+
+
+class NoAnswer(Unavailable):
+    """A failure that may pass."""
+
+
+class Late(Tr11Error, TimeoutError):
+    """The effect did not end in time; whether it came about is not known."""
+
+    exit_code = UNOBSERVED
+
+
+class Unanswered(Tr11Error):
+    """What was asked could not be found out: nothing follows from it. The text is the reason, one line."""
+
+    exit_code = UNOBSERVED
+
+
+class NewerFileError(Tr11Error, OSError):
+    """A newer tr11 has written this file, so that this one leaves it as it is. The text is one line."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(errno.EPERM, why, str(path))
+
+
+class PrivateFileError(Tr11Error, ValueError):
+    """The file may not be used. The text names the file and the rule, never what the file holds."""
+
+
+# ----------------------------------------------------------------------------- servers and the network
+class NetworkError(Tr11Error):
+    """No answer came, or not all of it: why, in few words without an address."""
+
+    exit_code = UNOBSERVED
+
+
+class ForeignAnswer(Tr11Error):
+    """What came is not what was asked for."""
 
 
 class ChannelLost(Tr11Error, ConnectionError):
@@ -98,40 +171,117 @@ class RendezvousError(Tr11Error, ValueError):
     exit_code = USAGE
 
 
-class NoSuchAlert(Tr11Error, ValueError):
-    """A fingerprint that names no alert, or several. The text is for the person who typed it."""
+# ----------------------------------------------------------------------------- the scheduler
+class SchedulerError(Tr11Error):
+    """The scheduler refused a request; the text is one line, fit to be shown. `sentence`: the same with who said it."""
+
+    @property
+    def sentence(self) -> str:
+        return f"the scheduler refused: {self}"
 
 
-class MailboxError(Tr11Error, OSError):
-    """The mailbox could not be read. The text says which and why, and holds no secret."""
+class SchedulerUnreachable(SchedulerError, Unavailable):
+    """The scheduler did not answer: the state is unknown, and nothing may be concluded from it."""
+
+    @property
+    def sentence(self) -> str:
+        return f"the scheduler did not answer: {self}; nothing may be concluded, try again"
 
 
-class NewerSchema(Tr11Error, ValueError):
-    """The alert state was written by a newer tr11: it must not be replaced by one that knows less."""
+class SubmissionUnknown(SchedulerUnreachable):
+    """The scheduler's answer was lost, so the job may exist. `tag` is what it is found by."""
+
+    def __init__(self, tag: str, why: str):
+        super().__init__(
+            f"submission {tag} was sent, the answer was lost ({why}): the job may exist, look with `tr11 status`"
+        )
+        self.tag = tag
 
 
+class LaunchBusy(SchedulerError):
+    """Another launch of this run is under way at this moment: no word of the scheduler's."""
+
+    @property
+    def sentence(self) -> str:
+        return str(self)
+
+
+class ChainBusy(SchedulerError):
+    """Someone else installs this chain at this moment."""
+
+
+class ArraySyntaxError(Tr11Error, ValueError):
+    """The text is no array. `rule` says what is wrong and `fix` what to write instead."""
+
+    exit_code = USAGE
+
+    def __init__(self, rule: str, fix: str = "use 1-10") -> None:
+        super().__init__(f"{rule}; {fix}")
+        self.rule = rule
+        self.fix = fix
+
+
+class HostlistError(Tr11Error, ValueError):
+    """A text is no host list; the message is one line."""
+
+    exit_code = USAGE
+
+
+class NoPartition(Tr11Error, ValueError):
+    """None is fit, and the card names none. One line."""
+
+
+class TableError(Tr11Error, ValueError):
+    """A table of cron cannot be changed safely. One line."""
+
+
+# ----------------------------------------------------------------------------- nodes and the watchdog
+class NodeNameError(Tr11Error, ValueError):
+    """A name that cannot be meant; the text is one line: what, rule, fix."""
+
+    exit_code = USAGE
+
+
+class ExclusionError(Tr11Error, ValueError):
+    """A request that the ledger refuses; the text is one line, fit to be shown."""
+
+
+class NotDone(Tr11Error):
+    """The effect was refused and nothing was changed; one line."""
+
+
+class Uncertain(Tr11Error):
+    """The answer was lost: the effect may have come, or may come yet; one line."""
+
+
+# ----------------------------------------------------------------------------- checkpoints
+class LatestRefused(Tr11Error):
+    """`latest` must not be moved, and is as before. One line."""
+
+
+class PruneBusy(Tr11Error):
+    """Another prune of this run is at it. One line."""
+
+
+class RemovalStopped(Tr11Error):
+    """Someone asked to stop: what is hidden is finished by the next prune."""
+
+
+class NotPossible(Tr11Error):
+    """Why a roll-back cannot be made. One line."""
+
+
+class TrainerAlive(Tr11Error):
+    """A training started in the middle of a roll-back. One line: what stands now."""
+
+
+class DigestStopped(Tr11Error):
+    """Someone asked to stop in the middle of a file."""
+
+
+# ----------------------------------------------------------------------------- copies
 class ArchiveError(Tr11Error):
     """Something is wrong with the destination. The text is one line: what, where, and if known how to repair it."""
-
-
-class Unavailable(Tr11Error):
-    """No answer, or one that may be another at the next try. The text is one line.
-
-    `wait` is what the other side asked for, in seconds. `was_given_up`: it was tried as often as it pays already.
-    """
-
-    exit_code = UNOBSERVED
-
-    wait = 0.0
-    was_given_up = False
-
-    def __init__(self, text: str = "", wait: float = 0.0) -> None:
-        super().__init__(text)
-        self.wait = wait
-
-
-class ArchiveUnavailable(ArchiveError, Unavailable):
-    """No answer, or one that may be another at the next try; `wait` is what the destination asked for, in seconds."""
 
 
 class ArchivePermanentError(ArchiveError):
@@ -142,32 +292,16 @@ class ArchiveFull(ArchiveError):
     """No room or no quota is left."""
 
 
+class ArchiveUnavailable(ArchiveError, Unavailable):
+    """No answer, or one that may be another at the next try; `wait` is what the destination asked for, in seconds."""
+
+
 class StaleConnection(ArchiveUnavailable):
     """A connection that had served before was closed by the server, without an answer."""
 
 
 class CopyError(Tr11Error):
     """A copy did not come about. The text is one line: what, where, why, what to do."""
-
-
-class RestoreError(CopyError):
-    """A checkpoint could not be restored. The text is one line: what, where, why, what to do."""
-
-
-class CopyDamaged(RestoreError):
-    """What an archive holds is not what its receipt says: `path` in the copy, and what is wrong with it (`fault`)."""
-
-    def __init__(self, text: str, path: str, fault: str) -> None:
-        super().__init__(text)
-        self.path, self.fault = path, fault
-
-
-class AlreadyThere(RestoreError):
-    """Another checkpoint, or a damaged one, has the place: `path` is the first file that differs."""
-
-    def __init__(self, text: str, path: str) -> None:
-        super().__init__(text)
-        self.path = path
 
 
 class SourceDamaged(CopyError):
@@ -194,116 +328,27 @@ class CopyStopped(CopyError):
     """Stopped on request. What was sent is kept at the destination, and the next copy goes on from there."""
 
 
-class ForeignAnswer(Tr11Error):
-    """What came is not what was asked for."""
+class RestoreError(CopyError):
+    """A checkpoint could not be restored. The text is one line: what, where, why, what to do."""
 
 
-class Late(Tr11Error, TimeoutError):
-    """The effect did not end in time; whether it came about is not known."""
+class CopyDamaged(RestoreError):
+    """What an archive holds is not what its receipt says: `path` in the copy, and what is wrong with it (`fault`)."""
 
-    exit_code = UNOBSERVED
-
-
-class NetworkError(Tr11Error):
-    """No answer came, or not all of it: why, in few words without an address."""
-
-    exit_code = UNOBSERVED
-
-
-class NewerFileError(Tr11Error, OSError):
-    """A newer tr11 has written this file, so that this one leaves it as it is. The text is one line."""
-
-    def __init__(self, path: Path, why: str) -> None:
-        super().__init__(errno.EPERM, why, str(path))
-
-
-class PrivateFileError(Tr11Error, ValueError):
-    """The file may not be used. The text names the file and the rule, never what the file holds."""
-
-
-class Unanswered(Tr11Error):
-    """What was asked could not be found out: nothing follows from it. The text is the reason, one line."""
-
-    exit_code = UNOBSERVED
-
-
-class LatestRefused(Tr11Error):
-    """`latest` must not be moved, and is as before. One line."""
-
-
-class PruneBusy(Tr11Error):
-    """Another prune of this run is at it. One line."""
-
-
-class RemovalStopped(Tr11Error):
-    """Someone asked to stop: what is hidden is finished by the next prune."""
-
-
-class NotPossible(Tr11Error):
-    """Why a roll-back cannot be made. One line."""
-
-
-class TrainerAlive(Tr11Error):
-    """A training started in the middle of a roll-back. One line: what stands now."""
-
-
-class Refusal(Tr11Error):
-    """A command will not go on. The text is shown as it is; `exit_code` is what the process returns."""
-
-    def __init__(self, text: str, exit_code: int = 1):
+    def __init__(self, text: str, path: str, fault: str) -> None:
         super().__init__(text)
-        self.exit_code = exit_code
+        self.path, self.fault = path, fault
 
 
-class ArraySyntaxError(Tr11Error, ValueError):
-    """The text is no array. `rule` says what is wrong and `fix` what to write instead."""
+class AlreadyThere(RestoreError):
+    """Another checkpoint, or a damaged one, has the place: `path` is the first file that differs."""
 
-    exit_code = USAGE
-
-    def __init__(self, rule: str, fix: str = "use 1-10") -> None:
-        super().__init__(f"{rule}; {fix}")
-        self.rule = rule
-        self.fix = fix
+    def __init__(self, text: str, path: str) -> None:
+        super().__init__(text)
+        self.path = path
 
 
-class SchedulerError(Tr11Error):
-    """The scheduler refused a request; the text is one line, fit to be shown. `sentence`: the same with who said it."""
-
-    @property
-    def sentence(self) -> str:
-        return f"the scheduler refused: {self}"
-
-
-class SchedulerUnreachable(SchedulerError, Unavailable):
-    """The scheduler did not answer: the state is unknown, and nothing may be concluded from it."""
-
-    @property
-    def sentence(self) -> str:
-        return f"the scheduler did not answer: {self}; nothing may be concluded, try again"
-
-
-class HostlistError(Tr11Error, ValueError):
-    """A text is no host list; the message is one line."""
-
-    exit_code = USAGE
-
-
-class ChainBusy(SchedulerError):
-    """Someone else installs this chain at this moment."""
-
-
-class NoPartition(Tr11Error, ValueError):
-    """None is fit, and the card names none. One line."""
-
-
-class TableError(Tr11Error, ValueError):
-    """A table of cron cannot be changed safely. One line."""
-
-
-class SourceError(Tr11Error, ValueError):
-    """A source's output that says nothing sure; the text is one line, fit to be shown."""
-
-
+# ----------------------------------------------------------------------------- the hub
 class HubError(Tr11Error):
     """Something is wrong with the hub or between it and us. The text is one line."""
 
@@ -328,68 +373,37 @@ class HubConflict(HubPermanentError):
     """Someone else has committed since the parent that was named."""
 
 
-class FileChanged(Tr11Error):
-    """A file is not what it was when its sending began. The text is one line."""
+class PublicRepository(HubPermanentError):
+    """The repository is public, and no person has said that this is wanted."""
 
 
 class CredentialsError(Tr11Error, ValueError):
     """The credentials cannot be used. The text names the file and the rule, never what the file holds."""
 
 
+class FileChanged(Tr11Error):
+    """A file is not what it was when its sending began. The text is one line."""
+
+
 class Busy(Tr11Error):
     """Another process is at it; the text says which."""
-
-
-class PublicRepository(HubPermanentError):
-    """The repository is public, and no person has said that this is wanted."""
-
-
-class NoAnswer(Unavailable):
-    """A failure that may pass."""
 
 
 class UploadRefused(Tr11Error):
     """The upload cannot be done as asked. The text is one line."""
 
 
-class ArithmeticProblem(Tr11Error, ValueError):
-    """An expression that is not integer arithmetic of constants, or that divides by zero."""
+# ----------------------------------------------------------------------------- alerts and logs
+class NoSuchAlert(Tr11Error, ValueError):
+    """A fingerprint that names no alert, or several. The text is for the person who typed it."""
 
 
-class ConversionProblem(Tr11Error, ValueError):
-    """A value that cannot become the key's; the text says why."""
+class MailboxError(Tr11Error, OSError):
+    """The mailbox could not be read. The text says which and why, and holds no secret."""
 
 
-class ScriptError(Tr11Error, ValueError):
-    """A script that cannot be read. The text is one line: which line of the script, what, and what to do."""
-
-    exit_code = USAGE
-
-    def __init__(self, line: int, what: str, fix: str):
-        self.line = line
-        super().__init__(f"line {line}: {what}; {fix}" if line else f"{what}; {fix}")
-
-
-class StarterError(Tr11Error, ValueError):
-    """No card can be made of what is there; one line."""
-
-
-class LaunchBusy(SchedulerError):
-    """Another launch of this run is under way at this moment: no word of the scheduler's."""
-
-    @property
-    def sentence(self) -> str:
-        return str(self)
-
-
-class SubmissionUnknown(SchedulerUnreachable):
-    """The scheduler's answer was lost, so the job may exist. `tag` is what it is found by."""
-
-    def __init__(self, tag: str, why: str):
-        super().__init__(
-            f"submission {tag} was sent, the answer was lost ({why}): the job may exist, look with `tr11 status`"
-        )
-        self.tag = tag
+class NewerSchema(Tr11Error, ValueError):
+    """The alert state was written by a newer tr11: it must not be replaced by one that knows less."""
 
 
 class NoSuchAttempt(Tr11Error, LookupError):
@@ -400,18 +414,31 @@ class NoSuchAttempt(Tr11Error, LookupError):
         self.launches = launches
 
 
-class NodeNameError(Tr11Error, ValueError):
-    """A name that cannot be meant; the text is one line: what, rule, fix."""
+class SourceError(Tr11Error, ValueError):
+    """A source's output that says nothing sure; the text is one line, fit to be shown."""
+
+
+# ----------------------------------------------------------------------------- cards, scripts, studies, twins
+class ScriptError(Tr11Error, ValueError):
+    """A script that cannot be read. The text is one line: which line of the script, what, and what to do."""
 
     exit_code = USAGE
 
+    def __init__(self, line: int, what: str, fix: str):
+        self.line = line
+        super().__init__(f"line {line}: {what}; {fix}" if line else f"{what}; {fix}")
 
-class DigestStopped(Tr11Error):
-    """Someone asked to stop in the middle of a file."""
+
+class ArithmeticProblem(Tr11Error, ValueError):
+    """An expression that is not integer arithmetic of constants, or that divides by zero."""
 
 
-class ExclusionError(Tr11Error, ValueError):
-    """A request that the ledger refuses; the text is one line, fit to be shown."""
+class ConversionProblem(Tr11Error, ValueError):
+    """A value that cannot become the key's; the text says why."""
+
+
+class StarterError(Tr11Error, ValueError):
+    """No card can be made of what is there; one line."""
 
 
 class SweepError(Tr11Error, ValueError):
@@ -426,11 +453,3 @@ class TwinError(Tr11Error, ValueError):
     """A twin cannot be made, found or ended; the text is one line: what, where, fix."""
 
     exit_code = USAGE
-
-
-class NotDone(Tr11Error):
-    """The effect was refused and nothing was changed; one line."""
-
-
-class Uncertain(Tr11Error):
-    """The answer was lost: the effect may have come, or may come yet; one line."""

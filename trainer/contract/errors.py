@@ -1,23 +1,27 @@
 """Every error that the trainer and the operation raise for a reason of theirs: one base, and the trainer's own.
 
-    Tr11Error
-      CheckpointUsageError
-      LatestStays
-      DataMismatch
-      HubFileError
+The exit code is 1 (needs a person), or the one that stands beside the name.
+
+    run directory and checkpoints
+      DamagedFile
+      NewerFormat
+      LeaseLost
       CheckpointError
         NodeFilesError
-      LeaseLost
-      NewerFormat
-      DamagedFile
-      DataUsageError
+      LatestStays
+      CheckpointUsageError  2
+    data
       DataError
         LostWorkerError
         InputFault
-      ProbeFailure
+      DataMismatch
+      DataUsageError  2
+      HubFileError
+    the course of a training
       ScheduleMismatch
-      RangeError
+      RangeError  2
       NotFiniteError
+      ProbeFailure
 
 `trainer.config.base.CardError` is one of them too; the operation's are in `tr11ops.base.errors`. The text of each is
 one line: what, where, the rule, the fix. Standard library only.
@@ -50,22 +54,22 @@ _NO_ACCESS = frozenset(
 )
 
 
-class CheckpointUsageError(Tr11Error):
-    """Options that cannot be meant; the text is one line, the exit code 2."""
+# ----------------------------------------------------------------------------- run directory and checkpoints
+class DamagedFile(Tr11Error, ValueError):
+    """A state file is there and is not what belongs there. One line: its path, and what is wrong with it."""
 
-    exit_code = USAGE
-
-
-class LatestStays(Tr11Error):
-    """Raised by a fence: what was written may have its name, and `latest` must not come to name it."""
-
-
-class DataMismatch(Tr11Error, ValueError):
-    """The data is not what the checkpoint was trained on, and no one said that it shall be. One line."""
+    def __init__(self, path: Path, what: str) -> None:
+        super().__init__(f"{path} {what}")
+        self.path = path
+        self.what = what
 
 
-class HubFileError(Tr11Error, ValueError):
-    """A file of the hub that is neither in the cache nor to be had. The text says what to type."""
+class NewerFormat(Tr11Error, ValueError):
+    """A file of a newer tr11: this one cannot judge it. One line."""
+
+
+class LeaseLost(Tr11Error, ValueError):
+    """This trainer does not hold the lease any more: it must not publish anything. One line."""
 
 
 class CheckpointError(Tr11Error, ValueError):
@@ -91,29 +95,17 @@ class NodeFilesError(CheckpointError):
         return self.failed[0] if len(self.failed) == 1 and is_access else ""
 
 
-class LeaseLost(Tr11Error, ValueError):
-    """This trainer does not hold the lease any more: it must not publish anything. One line."""
+class LatestStays(Tr11Error):
+    """Raised by a fence: what was written may have its name, and `latest` must not come to name it."""
 
 
-class NewerFormat(Tr11Error, ValueError):
-    """A file of a newer tr11: this one cannot judge it. One line."""
-
-
-class DamagedFile(Tr11Error, ValueError):
-    """A state file is there and is not what belongs there. One line: its path, and what is wrong with it."""
-
-    def __init__(self, path: Path, what: str) -> None:
-        super().__init__(f"{path} {what}")
-        self.path = path
-        self.what = what
-
-
-class DataUsageError(Tr11Error):
-    """Options that cannot be meant; the text is one line."""
+class CheckpointUsageError(Tr11Error):
+    """Options that cannot be meant; the text is one line, the exit code 2."""
 
     exit_code = USAGE
 
 
+# ----------------------------------------------------------------------------- data
 class DataError(Tr11Error, ValueError):
     """Data, or a request about data, that cannot be used. The text is one line: what, where, rule, fix."""
 
@@ -126,10 +118,21 @@ class InputFault(DataError):
     """A DataError that lies in the input itself: the same command fails again until the input is another."""
 
 
-class ProbeFailure(Tr11Error):
-    """A number that should have come out did not. One line."""
+class DataMismatch(Tr11Error, ValueError):
+    """The data is not what the checkpoint was trained on, and no one said that it shall be. One line."""
 
 
+class DataUsageError(Tr11Error):
+    """Options that cannot be meant; the text is one line."""
+
+    exit_code = USAGE
+
+
+class HubFileError(Tr11Error, ValueError):
+    """A file of the hub that is neither in the cache nor to be had. The text says what to type."""
+
+
+# ----------------------------------------------------------------------------- the course of a training
 class ScheduleMismatch(Tr11Error, ValueError):
     """The card's schedule is not the checkpoint's, and no one said which one counts; one line for each value."""
 
@@ -142,3 +145,7 @@ class RangeError(Tr11Error, ValueError):
 
 class NotFiniteError(Tr11Error, RuntimeError):
     """The training has diverged: going on, or saving, would be worth nothing. One line."""
+
+
+class ProbeFailure(Tr11Error):
+    """A number that should have come out did not. One line."""
