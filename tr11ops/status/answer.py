@@ -15,7 +15,6 @@ from tr11ops.observe import derived
 from tr11ops.observe.forecast import end_of, no_cover, queue_coverage_seconds
 from tr11ops.observe.snapshot import KillSwitch, Snapshot
 from tr11ops.status.extra_observations import ExtraObservations
-from tr11ops.status.parts import Need
 from tr11ops.watchdog.verdict import Verdict, VerdictWord
 from trainer.contract.record import Record
 
@@ -40,6 +39,14 @@ NEEDS = {  # each kind of need, in words that name no one: what is published say
     NO_MAIL: "alerts are not delivered",
     NO_ANSWER: "the scheduler does not answer",
 }
+
+
+class Need(Record):
+    """What is missing before a person may sleep. `kind` is a key of NEEDS; `fix` is a command, or what to set."""
+
+    kind: str
+    text: str
+    fix: str
 
 
 class SleepAnswer(Record):

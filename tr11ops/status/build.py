@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from tr11ops.base.observed import Observed, Unknown, known
 from tr11ops.base.units import finite
@@ -17,22 +18,36 @@ from tr11ops.detect.finding import Finding
 from tr11ops.detect.nodes_left import bad_nodes, leaving_nodes
 from tr11ops.detect.periodic_job_failed import is_wanted
 from tr11ops.detect.runbooks import page_for
+from tr11ops.detect.unfinished_end import how_it_ended, is_bad
 from tr11ops.observe import derived
 from tr11ops.observe.forecast import end_of, next_checkpoint, no_cover, queue_coverage_seconds, throughput_of
-from tr11ops.observe.operation import CopyStatus
-from tr11ops.observe.snapshot import KillSwitch, Snapshot
+from tr11ops.observe.operation import FilesystemRule
+from tr11ops.observe.snapshot import Attempt, KillSwitch, RunFacts, Snapshot
+from tr11ops.observe.training import LaunchEnd
 from tr11ops.queue.held_jobs import standing_holds
-from tr11ops.status import parts
 from tr11ops.status.answer import answer, watchdog_missing
-from tr11ops.status.build_attempts import attempts_of, relaunches_of
-from tr11ops.status.document import Status
+from tr11ops.status.document import (
+    CardWishes,
+    DoneAgain,
+    Finish,
+    LossCourse,
+    RunName,
+    ShownAttempt,
+    ShownCheckpoint,
+    ShownFilesystem,
+    ShownFinding,
+    ShownPeriodicJob,
+    Status,
+    StopFile,
+    step_values,
+)
 from tr11ops.status.extra_observations import ExtraObservations, node_use
-from tr11ops.status.parts import Instant
 from tr11ops.watchdog.verdict import Verdict, VerdictWord
 from trainer.contract.paths import RunPaths
 
 if TYPE_CHECKING:
-    from tr11ops.rundir.disk_usage import Forecast, Usage
+    from tr11ops.rundir.disk_usage import Forecast
+    from tr11ops.rundir.hold_records import HoldRecord
 
 
 def status_of(
@@ -43,85 +58,73 @@ def status_of(
 ) -> Status:
     """The status of one look. What could not be observed is None, and has a line in `unknown`."""
     steps = known(snapshot.steps, ())
-    last = steps[-1].record if steps else None
-    finish = _finish(snapshot)
-    said = answer(snapshot, findings, verdict, extra)
-    facts, operation = snapshot.run, snapshot.run.operation
+    sleep = answer(snapshot, findings, verdict, extra)
+    facts, seen = snapshot.run, snapshot.operation
+    last_step: dict[str, Any] = {}
+    if steps:
+        last_step = {**step_values(steps[-1].record), "tflops": finite(steps[-1].record.tflops)}
     return Status(
-        time=Instant(snapshot.time),
-        run=parts.RunName(facts.name, facts.variant, str(facts.directory), facts.nodes),
+        time=snapshot.time,
+        run=RunName(facts.name, facts.variant, str(facts.directory), facts.nodes),
         verdict=verdict.word,
         why=verdict.why,
         exit_code=verdict.exit_code,
-        may_sleep=said.may_sleep,
-        answer=said.text,
-        sleep_needs=said.needs,
+        may_sleep=sleep.may_sleep,
+        answer=sleep.text,
+        sleep_needs=sleep.needs,
         scheduler=snapshot.scheduler or None,
-        jobs=None if isinstance(snapshot.jobs, Unknown) else tuple(map(_job, snapshot.jobs)),
+        jobs=known(snapshot.jobs, None),
         nodes=_nodes(snapshot),
         node_use=node_use(snapshot, extra),
         iteration=derived.iteration(snapshot),
         total_iterations=derived.total_iterations(snapshot),
-        loss=finite(last.lm_loss) if last else None,
-        loss_is_finite=math.isfinite(last.lm_loss) if last else None,
-        grad_norm=finite(last.grad_norm) if last and last.grad_norm is not None else None,
-        last_step_time=Instant.of(steps[-1].time) if steps else None,
+        last_step_time=steps[-1].time if steps else None,
         seconds_per_iteration=derived.seconds_per_iteration(snapshot),
-        tflops=finite(last.tflops) if last else None,
-        throughput=_throughput(snapshot, extra),
-        learning_rate=finite(last.learning_rate) if last else None,
-        global_batch_size=last.global_batch_size if last else None,
-        consumed_samples=last.consumed_samples if last else None,
-        consumed_tokens=last.consumed_tokens if last else None,
-        remaining_seconds=None if finish is None else finish.earliest_seconds,
-        eta=None if finish is None else finish.earliest,
-        finish=finish,
+        throughput=throughput_of(snapshot, known(extra.best, None)),
+        finish=_finish(snapshot),
         queue_coverage_seconds=queue_coverage_seconds(snapshot),
         queue_sure_seconds=queue_coverage_seconds(snapshot, only_sure=True),
         no_cover=no_cover(snapshot),
-        last_attempts=None if isinstance(snapshot.attempts, Unknown) else tuple(attempts_of(snapshot)),
+        last_attempts=_attempts(snapshot),
         last_checkpoint=_checkpoint(snapshot),
-        next_checkpoint=_next_checkpoint(snapshot),
-        backup=_copy(snapshot.operation.backup, snapshot.time),
-        sync=_copy(snapshot.operation.sync, snapshot.time),
+        next_checkpoint=next_checkpoint(snapshot),
+        backup=known(seen.backup, None),
+        sync=known(seen.sync, None),
         copies_missing=_copies_missing(snapshot),
         copies_damaged=_damaged_copies(snapshot),
-        copying=_copying(extra),
-        restore_drill=_drill(extra, snapshot.time),
+        copying=known(extra.copying, None),
+        restore_drill=known(extra.drill, None),
         kill_switch=_stop_file(snapshot.kill_switch, facts.kill_switch),
         pause=_stop_file(snapshot.pause, RunPaths(facts.directory, facts.name, facts.variant).pause),
         holds=_holds(snapshot),
-        exclusions=None if isinstance(snapshot.exclusions, Unknown) else tuple(
-            parts.ShownExclusion(entry.node, entry.why, entry.owner, Instant.of(entry.until), entry.state)
-            for entry in snapshot.exclusions
-        ),
+        exclusions=known(snapshot.exclusions, None),
         findings=tuple(_finding(finding, findings) for finding in findings),
-        alerts=_alerts(extra),
+        alerts=known(extra.alerts, None),
         periodic_jobs=_periodic_jobs(snapshot),
-        chains=None if isinstance(snapshot.operation.chains, Unknown) else tuple(
-            parts.ShownChain(chain.name, chain.job_id, Instant(chain.next_due)) for chain in snapshot.operation.chains
-        ),
+        chains=known(seen.chains, None),
         filesystems=_filesystems(snapshot),
-        card=parts.CardWishes(
-            facts.card,
-            ("backup",) * (operation.archive_interval is not None) + ("sync",) * (operation.sync_seconds is not None),
-            tuple(rule.name for rule in operation.filesystems),
-        ),
-        loss_course=parts.LossCourse.of({step.record.iteration: step.record.lm_loss for step in steps}),
+        card=_wishes(facts),
+        loss_course=LossCourse.of({step.record.iteration: step.record.lm_loss for step in steps}),
         done_again=_done_again(snapshot) if verdict.word is VerdictWord.STARTING else None,
-        relaunches=tuple(relaunches_of(snapshot)),
+        relaunches=tuple(_relaunches(snapshot)),
         bad_nodes=tuple(sorted(bad_nodes(snapshot))),
-        leaving_nodes=tuple(
-            parts.LeavingNode(node.name, tuple(sorted(node.states)), node.reason) for node in leaving_nodes(snapshot)
-        ),
-        checkpoint_folders=(
-            None if isinstance(snapshot.checkpoints, Unknown) else len(snapshot.checkpoints.steps)
-        ),
+        leaving_nodes=tuple(leaving_nodes(snapshot)),
+        checkpoint_folders=None if isinstance(snapshot.checkpoints, Unknown) else len(snapshot.checkpoints.steps),
         watchdog_fault=_watchdog_fault(snapshot),
         watchdog_acts=facts.operation.watchdog_acts,
-        origin=_origin(snapshot),
+        origin=known(snapshot.origin, None),
         unknown=(*snapshot.unknowns(), *extra.unknowns()),
-    )  # fmt: skip
+        **last_step,
+    )
+
+
+def _wishes(facts: RunFacts) -> CardWishes:
+    copies = []
+    if facts.operation.archive_interval is not None:
+        copies.append("backup")
+    if facts.operation.sync_seconds is not None:
+        copies.append("sync")
+    return CardWishes(facts.card, tuple(copies), tuple(rule.name for rule in facts.operation.filesystems))
 
 
 def _watchdog_fault(snapshot: Snapshot) -> str | None:
@@ -131,93 +134,72 @@ def _watchdog_fault(snapshot: Snapshot) -> str | None:
     return watchdog_missing(snapshot) or None
 
 
-def _job(job: Job) -> parts.ShownJob:
-    return parts.ShownJob(
-        job.job_id, job.raw_id, job.state.value, job.reason or None, job.nodes, len(job.nodes) or job.node_count,
-        max(1, len(job.pending_tasks)), Instant.of(job.start_time), Instant.of(job.end_time), job.time_limit_seconds,
-        job.exit_code, job.derived_exit_code, job.user,
-    )  # fmt: skip
-
-
 def _nodes(snapshot: Snapshot) -> tuple[str, ...] | None:
     if isinstance(snapshot.jobs, Unknown):
         return None
     return tuple(sorted({node for job in snapshot.active_jobs for node in job.nodes}))
 
 
-def _finding(finding: Finding, findings: tuple[Finding, ...]) -> parts.ShownFinding:
+def _finding(finding: Finding, findings: tuple[Finding, ...]) -> ShownFinding:
     from tr11ops.alerts.fingerprint import fingerprint
 
     cause = first_cause(finding, findings)
     consequences = (other for other in findings if other is not finding and first_cause(other, findings) is finding)
-    return parts.ShownFinding(
-        finding.detector, finding.severity.name.lower(), finding.title, finding.subject, finding.evidence,
-        finding.fix or None, page_for(finding, consequences), commands_after(finding, findings),
-        fingerprint(finding.detector, finding.identity),
-        None if cause is finding else fingerprint(cause.detector, cause.identity),
-    )  # fmt: skip
+    return ShownFinding(
+        detector=finding.detector,
+        severity=finding.severity.name.lower(),
+        title=finding.title,
+        subject=finding.subject,
+        evidence=finding.evidence,
+        fix=finding.fix or None,
+        runbook=page_for(finding, consequences),
+        then=commands_after(finding, findings),
+        fingerprint=fingerprint(finding.detector, finding.identity),
+        follows_from=None if cause is finding else fingerprint(cause.detector, cause.identity),
+    )
 
 
-def _checkpoint(snapshot: Snapshot) -> parts.ShownCheckpoint | None:
-    if isinstance(snapshot.checkpoints, Unknown):
+def _checkpoint(snapshot: Snapshot) -> ShownCheckpoint | None:
+    sound = snapshot.newest_sound
+    if sound is None or isinstance(snapshot.checkpoints, Unknown):
         return None
-    sound = snapshot.checkpoints.newest_sound
-    if sound is None:
-        return None
-    age = None if sound.created is None else max(0.0, snapshot.time - sound.created)
-    latest, count = known(snapshot.checkpoints.latest, None), len(snapshot.checkpoints.steps)
-    return parts.ShownCheckpoint(sound.step, age, sound.verified or None, sound.bytes, latest, count)
+    return ShownCheckpoint(
+        step=sound.step,
+        age_seconds=None if sound.created is None else max(0.0, snapshot.time - sound.created),
+        verified=sound.verified or None,
+        bytes=sound.bytes,
+        latest=known(snapshot.checkpoints.latest, None),
+        count=len(snapshot.checkpoints.steps),
+    )
 
 
-def _origin(snapshot: Snapshot) -> parts.ShownOrigin | None:
-    origin = known(snapshot.origin, None)
-    if origin is None:
-        return None
-    return parts.ShownOrigin(
-        origin.run or None, origin.step, origin.folder, origin.takes_weights, origin.is_fresh, Instant(origin.time),
-        origin.before, origin.lineage,
-    )  # fmt: skip
-
-
-def _done_again(snapshot: Snapshot) -> parts.DoneAgain | None:
+def _done_again(snapshot: Snapshot) -> DoneAgain | None:
     """While the training starts, the log still ends with what was lost."""
-    done = derived.iteration(snapshot)
-    newest = None if isinstance(snapshot.checkpoints, Unknown) else snapshot.checkpoints.newest_sound
+    done, newest = derived.iteration(snapshot), snapshot.newest_sound
     if done is None or newest is None or newest.step >= done:
         return None
-    return parts.DoneAgain(newest.step, done - newest.step)
+    return DoneAgain(newest.step, done - newest.step)
 
 
-def _stop_file(stop: Observed[KillSwitch | None], path: Path) -> parts.StopFile | None:
+def _stop_file(stop: Observed[KillSwitch | None], path: Path) -> StopFile | None:
     if isinstance(stop, Unknown):
         return None
-    if stop is None:
-        return parts.StopFile(False, str(path), None, None, None)
-    return parts.StopFile(True, str(stop.path), stop.who or None, Instant.of(stop.time), stop.why or None)
+    return StopFile(str(path if stop is None else stop.path), stop)
 
 
 # ----------------------------------------------------------------------------- what comes next
-def _throughput(snapshot: Snapshot, extra: ExtraObservations) -> parts.ShownSpeed | None:
-    rate = throughput_of(snapshot, known(extra.best, None))
-    return None if rate is None else parts.ShownSpeed(rate.current, rate.best, rate.percent, rate.unit)
-
-
-def _finish(snapshot: Snapshot) -> parts.Finish | None:
+def _finish(snapshot: Snapshot) -> Finish | None:
     end = end_of(snapshot)
     if end is None:
         return None
-    likely = None if end.likely is None else Instant(snapshot.time + end.likely)
-    return parts.Finish(
-        Instant(snapshot.time + end.earliest), likely, end.earliest, end.likely, end.window, end.share
-    )  # fmt: skip
-
-
-def _next_checkpoint(snapshot: Snapshot) -> parts.NextSave | None:
-    following = next_checkpoint(snapshot)
-    if following is None:
-        return None
-    due = None if following.seconds is None else Instant(snapshot.time + following.seconds)
-    return parts.NextSave(following.step, following.seconds, due, following.why, following.iterations)
+    return Finish(
+        earliest=snapshot.time + end.earliest,
+        likely=None if end.likely is None else snapshot.time + end.likely,
+        earliest_seconds=end.earliest,
+        likely_seconds=end.likely,
+        window_seconds=end.window,
+        useful_share=end.share,
+    )
 
 
 # ----------------------------------------------------------------------------- the operation
@@ -235,79 +217,34 @@ def _damaged_copies(snapshot: Snapshot) -> int | None:
     return 0 if snapshot.operation.backup is None else len(snapshot.operation.backup.damaged)
 
 
-def _copy(seen: Observed[CopyStatus | None], now: float) -> parts.LastCopy | None:
-    if isinstance(seen, Unknown) or seen is None:
-        return None
-    return parts.LastCopy(Instant(seen.time), max(0.0, now - seen.time), seen.step, seen.message or None)
-
-
-def _copying(extra: ExtraObservations) -> tuple[parts.Copying, ...] | None:
-    if isinstance(extra.copying, Unknown):
-        return None
-    return tuple(parts.Copying(work.to, work.user, work.host, Instant(work.since), work.step) for work in extra.copying)
-
-
-def _drill(extra: ExtraObservations, now: float) -> parts.ShownDrill | None:
-    drill = extra.drill
-    if isinstance(drill, Unknown) or drill is None:
-        return None
-    age = max(0.0, now - drill.time)
-    return parts.ShownDrill(Instant(drill.time), age, drill.archive, drill.step, drill.passed, drill.message or None)
-
-
-def _holds(snapshot: Snapshot) -> tuple[parts.ShownHold, ...] | None:
+def _holds(snapshot: Snapshot) -> tuple[HoldRecord, ...] | None:
     if isinstance(snapshot.operation.holds, Unknown):
         return None
-    return tuple(
-        parts.ShownHold(hold.job, hold.who or None, Instant.of(hold.time), hold.why or None)
-        for hold in standing_holds(snapshot)
-    )
+    return tuple(standing_holds(snapshot))
 
 
-def _alerts(extra: ExtraObservations) -> tuple[parts.ShownAlert, ...] | None:
-    if isinstance(extra.alerts, Unknown):
-        return None
-    return tuple(
-        parts.ShownAlert(
-            alert.fingerprint, alert.detector, alert.subject, alert.severity.name.lower(), alert.title,
-            Instant(alert.start), alert.owner or None, alert.acknowledged_by or None, Instant.of(alert.snoozed_until),
-            alert.runbook or None, alert.watchdog or None,
-        )
-        for alert in extra.alerts
-    )  # fmt: skip
-
-
-def _periodic_jobs(snapshot: Snapshot) -> tuple[parts.ShownPeriodicJob, ...] | None:
+def _periodic_jobs(snapshot: Snapshot) -> tuple[ShownPeriodicJob, ...] | None:
     if isinstance(snapshot.operation.periodic_jobs, Unknown):
         return None
     return tuple(
-        parts.ShownPeriodicJob(
-            job.name, job.way, job.host, Instant(job.started), Instant.of(job.ended), job.exit_code,
-            job.message or None, job.interval_seconds, Instant(job.next_due), is_overdue(job, snapshot.time),
-            job.failures_in_a_row, is_wanted(snapshot, job),
-        )
+        ShownPeriodicJob(job, is_overdue(job, snapshot.time), is_wanted(snapshot, job))
         for job in snapshot.operation.periodic_jobs
-    )  # fmt: skip
+    )
 
 
-def _filesystems(snapshot: Snapshot) -> tuple[parts.ShownFilesystem, ...] | None:
-    if isinstance(snapshot.operation.usage, Unknown):
+def _filesystems(snapshot: Snapshot) -> tuple[ShownFilesystem, ...] | None:
+    usages = snapshot.operation.usage
+    if isinstance(usages, Unknown):
         return None
-    return tuple(_looked_at(snapshot, snapshot.operation.usage)) if snapshot.operation.usage else ()
-
-
-def _looked_at(snapshot: Snapshot, usages: tuple[Usage, ...]) -> Iterator[parts.ShownFilesystem]:
-    from tr11ops.observe.operation import FilesystemRule
+    if not usages:
+        return ()
     from tr11ops.rundir.disk_usage import newest
 
     rules = {rule.name: rule for rule in snapshot.run.operation.filesystems}
-    for usage in newest(usages).values():
-        rule = rules.get(usage.name, FilesystemRule(usage.name))
-        yield parts.ShownFilesystem(
-            usage.name, usage.source, usage.path or None, Instant(usage.time), usage.percent("bytes"),
-            usage.percent("inodes"), usage.bytes_free, Instant.of(forecast_of(snapshot, usage.name).full_at),
-            rule.bytes_percent, rule.inodes_percent,
-        )  # fmt: skip
+    return tuple(
+        ShownFilesystem(usage, rules.get(name) or FilesystemRule(name), forecast_of(snapshot, name).full_at)
+        for name, usage in newest(usages).items()
+    )
 
 
 def forecast_of(snapshot: Snapshot, name: str) -> Forecast:
@@ -315,3 +252,32 @@ def forecast_of(snapshot: Snapshot, name: str) -> Forecast:
     from tr11ops.rundir.disk_usage import forecast
 
     return forecast((usage for usage in known(snapshot.operation.usage, ()) if usage.name == name), snapshot.time)
+
+
+# ----------------------------------------------------------------------------- the attempts
+def _attempts(snapshot: Snapshot) -> tuple[ShownAttempt, ...] | None:
+    """The attempts on record, in their order (the newest first), and how each ended."""
+    if isinstance(snapshot.attempts, Unknown):
+        return None
+    wanted = {attempt.job_id for attempt in snapshot.attempts}
+    jobs = {name: job for job in known(snapshot.jobs, ()) for name in (job.job_id, job.raw_id) if name in wanted}
+    return tuple(_attempt(snapshot, attempt, jobs.get(attempt.job_id)) for attempt in snapshot.attempts)
+
+
+def _attempt(snapshot: Snapshot, attempt: Attempt, job: Job | None) -> ShownAttempt:
+    outside = derived.liveness_outside(snapshot)
+    is_over = attempt.end is not None
+    if not is_over and (outside is None or outside.job_id != attempt.job_id):
+        is_over = not isinstance(snapshot.jobs, Unknown) and (job is None or job.state.is_final)
+    if not is_over:
+        return ShownAttempt(attempt, None, is_bad=False)
+    return ShownAttempt(attempt, how_it_ended(attempt, job), is_bad(attempt))
+
+
+def _relaunches(snapshot: Snapshot) -> Iterator[LaunchEnd]:
+    """How the last launch ended of each running attempt that has started its workers again."""
+    for job in snapshot.active_jobs:
+        names = derived.identifiers(job)
+        ends = [end for end in known(snapshot.training.launch_ends, ()) if end.job_id in names]
+        if ends and derived.marker_of(snapshot, names) is None:
+            yield replace(ends[-1], job_id=job.job_id)

@@ -6,13 +6,16 @@ Made of the status document alone. What the card does not use has no row.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 
 from tr11ops.base.units import counted, duration
-from tr11ops.rundir.exclusion import NodeStanding
+from tr11ops.detect.finding import Severity
+from tr11ops.observe.operation import CopyStatus
+from tr11ops.rundir.disk_usage import KINDS, Kind
+from tr11ops.rundir.exclusion import Exclusion, NodeStanding
 from tr11ops.rundir.node_standing import kept_off
-from tr11ops.status.document import Status
+from tr11ops.status.document import ShownFilesystem, ShownPeriodicJob, Status
 from tr11ops.status.extra_observations import SYNC
-from tr11ops.status.parts import LastCopy, ShownExclusion, ShownFilesystem, ShownPeriodicJob
 from tr11ops.status.rows import Row
 
 NODES_SHOWN = 6
@@ -25,29 +28,37 @@ FAR_SECONDS = 90 * 86400.0  # a file system that is full later than this is no n
 def nodes(status: Status) -> Iterator[Row]:
     """Nodes held and not to be used, and why not."""
     use, excluded = status.node_use, status.exclusions
-    parts = [
-        "unknown" if use is None else f"{use.used} used, {use.spare} spare" if use.used or use.spare else "none held"
-    ]
-    count = len(excluded) if excluded is not None else None if use is None else use.excluded
+    if use is None:
+        parts = ["unknown"]
+    elif use.used or use.spare:
+        parts = [f"{use.used} used, {use.spare} spare"]
+    else:
+        parts = ["none held"]
+    count = None if use is None else use.excluded
+    if excluded is not None:
+        count = len(excluded)
     if count is None:
         parts.append("excluded: unknown")
     elif not count:
         parts.append("none excluded")
     else:
         parts.append(f"{count} excluded" + (f": {_named(excluded)}" if excluded else ""))
+    style = ""
     if status.bad_nodes:
         parts.append(f"bad but not excluded: {', '.join(status.bad_nodes)}")
-    style = "magenta" if use is None or count is None else "yellow" if status.bad_nodes else ""
+        style = "yellow"
+    if use is None or count is None:
+        style = "magenta"
     yield "nodes", "; ".join(parts), style
     leaving = status.leaving_nodes
     for node in leaving[:NODES_SHOWN]:
-        why = f" ({node.why})" if node.why else ""
-        yield "", f"{node.node} leaves when its job ends: {'+'.join(node.states)}{why}", "yellow"
+        why = f" ({node.reason})" if node.reason else ""
+        yield "", f"{node.name} leaves when its job ends: {'+'.join(sorted(node.states))}{why}", "yellow"
     if len(leaving) > NODES_SHOWN:
         yield "", f"and {len(leaving) - NODES_SHOWN} more", "yellow"
 
 
-def _named(excluded: Sequence[ShownExclusion]) -> str:
+def _named(excluded: Sequence[Exclusion]) -> str:
     named = ", ".join(map(_shown, excluded[:NODES_SHOWN]))
     return named + (f" and {len(excluded) - NODES_SHOWN} more" if len(excluded) > NODES_SHOWN else "")
 
@@ -62,15 +73,18 @@ def copies(status: Status) -> Iterator[Row]:
     parts = [*_backup(status)] if "backup" in wanted else []
     if SYNC in wanted:
         parts.append(f"sync {_copy(status, SYNC, status.sync)}")
-    style = "magenta" if any(status.reason_unknown(what) is not None for what in wanted) else ""
-    if not style and any((copy := made[what]) is None or copy.message for what in wanted):
+    style = ""
+    if status.copies_damaged:
+        style = "red"
+    elif any(status.reason_unknown(what) is not None for what in wanted):
+        style = "magenta"
+    elif any((copy := made[what]) is None or copy.message for what in wanted):
         style = "yellow"
-    yield "copies", "; ".join(parts), "red" if status.copies_damaged else style
+    yield "copies", "; ".join(parts), style
     for work in status.copying or ():
         what = "mirrors the logs to the hub" if work.to == SYNC else f"copies to the {work.to}"
         step = f" (step {work.step})" if work.step is not None else ""
-        since = duration(max(0.0, status.time - work.since))
-        yield "", f"{work.who} on {work.host} {what}{step}, for {since}", "cyan"
+        yield "", f"{work.who} on {work.host} {what}{step}, for {duration(status.age(work.since))}", "cyan"
 
 
 def _backup(status: Status) -> Iterator[str]:
@@ -82,50 +96,51 @@ def _backup(status: Status) -> Iterator[str]:
     drill = status.restore_drill
     if drill is not None:
         how = "passed" if drill.passed else "FAILED"
-        yield f"restore drill of step {drill.step} {how} {duration(drill.age_seconds)} ago"
+        yield f"restore drill of step {drill.step} {how} {duration(status.age(drill.time))} ago"
     elif status.reason_unknown("restore drill") is not None:
         yield "restore drill unknown"
 
 
-def _copy(status: Status, what: str, copy: LastCopy | None) -> str:
+def _copy(status: Status, what: str, copy: CopyStatus | None) -> str:
     if copy is None:
         return "never yet" if status.reason_unknown(what) is None else "unknown"
     step = "" if copy.step is None else f"of step {copy.step} "
     fault = f", but now: {copy.message}" if copy.message else ""
-    return f"{step}{duration(copy.age_seconds)} ago{fault}"
+    return f"{step}{duration(status.age(copy.time))} ago{fault}"
 
 
 # ----------------------------------------------------------------------------- file systems
 def filesystems(status: Status) -> Iterator[Row]:
     """The fullest of the watched file systems, and when it will be full."""
-    worst = _fullest(status.filesystems or ())
-    if worst is not None:
-        seen, kind, percent, bound = worst
-        left = None if seen.full_at is None else seen.full_at - status.time
+    fullest = _fullest(status.filesystems or ())
+    if fullest is not None:
+        shown, kind, percent = fullest
+        left = None if shown.full_at is None else shown.full_at - status.time
         when = f", full in {duration(left)}" if left is not None and left < FAR_SECONDS else ""
         count = len(status.filesystems or ())
         of = f" (fullest of {count})" if count > 1 else ""
-        ago = duration(max(0.0, status.time - seen.time))
-        style = "yellow" if percent >= bound else ""
-        yield "disks", f"{seen.name} {percent:.0f} % of {kind}{of}{when}; {ago} ago", style
+        ago = duration(status.age(shown.usage.time))
+        style = "yellow" if percent >= _bound(shown, kind) else ""
+        yield "disks", f"{shown.usage.name} {percent:.0f} % of {kind}{of}{when}; {ago} ago", style
     elif status.card.filesystems and status.filesystems is None:
         yield "disks", "unknown", "magenta"
     elif status.card.filesystems:
         yield "disks", f"not looked at yet ({status.command('fs-watchdog')})", "yellow"
 
 
-def _fullest(seen: Sequence[ShownFilesystem]) -> tuple[ShownFilesystem, str, float, float] | None:
-    """The one with the largest share used: (it, "bytes" or "inodes", percent, from where on it counts as full)."""
-    found = [
-        (one, kind, percent, bound)
-        for one in seen
-        for kind, percent, bound in (
-            ("bytes", one.bytes_percent, one.bytes_bound_percent),
-            ("inodes", one.inodes_percent, one.inodes_bound_percent),
-        )
-        if percent is not None
-    ]
-    return max(found, key=lambda entry: entry[2], default=None)
+def _fullest(filesystems: Sequence[ShownFilesystem]) -> tuple[ShownFilesystem, Kind, float] | None:
+    """The one with the largest share used, in bytes or in inodes, and that share in percent."""
+    fullest: tuple[ShownFilesystem, Kind, float] | None = None
+    for shown in filesystems:
+        for kind in KINDS:
+            percent = shown.usage.percent(kind)
+            if percent is not None and (fullest is None or percent > fullest[2]):
+                fullest = shown, kind, percent
+    return fullest
+
+
+def _bound(shown: ShownFilesystem, kind: Kind) -> float:
+    return shown.rule.bytes_percent if kind == "bytes" else shown.rule.inodes_percent
 
 
 # ----------------------------------------------------------------------------- periodic jobs
@@ -134,31 +149,34 @@ def periodic(status: Status) -> Iterator[Row]:
     if status.periodic_jobs is None:
         yield "periodic", "unknown", "magenta"
         return
-    jobs, now = [job for job in status.periodic_jobs if job.wanted], status.time
+    jobs = [shown for shown in status.periodic_jobs if shown.wanted]
     if not jobs:
         return
-    yield from _alive_or_ill(jobs, now)
+    yield from _alive_or_ill(jobs, status.time)
     if status.watchdog_acts is False and not status.watchdog_fault:
         yield "", "the watchdog only tells (watch.act = false): what it would do waits for you", ""
 
 
-def _alive_or_ill(jobs: Sequence[ShownPeriodicJob], now: float) -> Iterator[Row]:
-    ill = [job for job in jobs if job.late or job.failures_in_a_row]
-    if not ill:
-        last, due = max(jobs, key=lambda job: job.started), min(jobs, key=lambda job: job.next_due)
-        ahead = f"; next {due.name} in {duration(due.next_due - now)}" if due.next_due > now else f"; {due.name} is due"
-        count = counted(len(jobs), "job alive", "jobs alive")
-        yield "periodic", f"{count}, last {last.name} {duration(max(0.0, now - last.started))} ago{ahead}", ""
+def _alive_or_ill(periodic: Sequence[ShownPeriodicJob], now: float) -> Iterator[Row]:
+    ill = [shown for shown in periodic if shown.late or shown.job.failures_in_a_row]
+    if ill:
+        more = f"; and {len(ill) - JOBS_SHOWN} more" if len(ill) > JOBS_SHOWN else ""
+        yield "periodic", "; ".join(_illness(shown, now) for shown in ill[:JOBS_SHOWN]) + more, "red"
         return
-    words = []
-    for job in ill[:JOBS_SHOWN]:
-        late = f"late by {duration(now - job.next_due)}" if job.late else ""
-        failed = (
-            f"failed {counted(job.failures_in_a_row, 'time')}: {job.message or ''}" if job.failures_in_a_row else ""
-        )
-        words.append(f"{job.name} {', '.join(filter(None, (late, failed)))}")
-    more = f"; and {len(ill) - JOBS_SHOWN} more" if len(ill) > JOBS_SHOWN else ""
-    yield "periodic", "; ".join(words) + more, "red"
+    jobs = [shown.job for shown in periodic]
+    last, due = max(jobs, key=attrgetter("started")), min(jobs, key=attrgetter("next_due"))
+    ahead = f"next {due.name} in {duration(due.next_due - now)}" if due.next_due > now else f"{due.name} is due"
+    count = counted(len(jobs), "job alive", "jobs alive")
+    yield "periodic", f"{count}, last {last.name} {duration(max(0.0, now - last.started))} ago; {ahead}", ""
+
+
+def _illness(shown: ShownPeriodicJob, now: float) -> str:
+    job, faults = shown.job, []
+    if shown.late:
+        faults.append(f"late by {duration(now - job.next_due)}")
+    if job.failures_in_a_row:
+        faults.append(f"failed {counted(job.failures_in_a_row, 'time')}: {job.message}")
+    return f"{job.name} {', '.join(faults)}"
 
 
 # ----------------------------------------------------------------------------- alerts
@@ -180,20 +198,16 @@ def alerts(status: Status) -> Iterator[Row]:
             owner = f"{owner} has it"
         else:
             owner = f"unassigned: {status.command(f'alerts ack {alert.fingerprint}')}"
-        age = duration(max(0.0, status.time - alert.since))
-        style = "red" if alert.severity == "critical" else "yellow"
-        yield (
-            "alerts" if index == 0 else "",
-            f"{alert.severity.upper()} {alert.title} ({age}); {owner}",
-            style,
-        )
+        style = "red" if alert.severity is Severity.CRITICAL else "yellow"
+        words = f"{alert.severity.name} {alert.title} ({duration(status.age(alert.start))}); {owner}"
+        yield "alerts" if index == 0 else "", words, style
         if alert.watchdog:
             yield "", alert.watchdog, ""
     if len(seen) > ALERTS_SHOWN:
         yield "", f"and {len(seen) - ALERTS_SHOWN} more ({status.command('alerts list')})", ""
 
 
-def _shown(entry: ShownExclusion) -> str:
+def _shown(entry: Exclusion) -> str:
     """A node with why it is not used; what is less than an exclusion says so."""
     words = "" if entry.state == NodeStanding.EXCLUDE else kept_off(entry.state)
     why = ": ".join(filter(None, (words, entry.why)))

@@ -9,7 +9,6 @@ from tr11ops.base.observed import Observed, Unknown, known, observed, observed_f
 from tr11ops.detect.nodes_left import bad_nodes
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.rundir.paths import RunDirectory
-from tr11ops.status.parts import NodeUse
 from tr11ops.status.samples import Rates, best_rates
 from trainer.contract.record import Record
 from trainer.contract.state_file import read_json
@@ -23,11 +22,19 @@ SYNC = "sync"
 COPY_CLAIMS = {"store": "copy-store", "url": "copy-url", SYNC: "hub-sync"}  # by what is copied to
 
 
-class AtWork(Record):
-    """Someone copies to an archive of the card, or to the hub (`to` is "sync"), since `since` (epoch seconds)."""
+class NodeUse(Record):
+    """How many nodes the run holds: those that the launch trains on, spares, and how many it must not use."""
+
+    used: int
+    spare: int
+    excluded: int | None
+
+
+class RunningCopy(Record):
+    """Someone copies now: to an archive of the card, or to the hub (`to` is "sync"), since `since` (epoch seconds)."""
 
     to: str
-    user: str
+    who: str
     host: str
     since: float
     step: int | None = None
@@ -47,7 +54,7 @@ class ExtraObservations(Record):
     alerts: Observed[tuple[Alert, ...]] = ()
     launch_nodes: Observed[tuple[str, ...] | None] = None
     best: Observed[Rates | None] = None
-    copying: Observed[tuple[AtWork, ...]] = ()
+    copying: Observed[tuple[RunningCopy, ...]] = ()
     drill: Observed[DrillRecord | None] = None
     waiting: Observed[UndeliveredMessages | None] = None
 
@@ -75,7 +82,7 @@ def observe_extra(directory: RunDirectory, card: RunCard, snapshot: Snapshot) ->
     )
 
 
-def _at_work(directory: RunDirectory, card: RunCard, now: float) -> Iterator[AtWork]:
+def _at_work(directory: RunDirectory, card: RunCard, now: float) -> Iterator[RunningCopy]:
     """Who copies now, for each archive that the card has, and for the hub."""
     wanted = {"store": card.backup.store, "url": card.backup.url, SYNC: card.hub.repository}
     for to, thing in COPY_CLAIMS.items():
@@ -86,7 +93,7 @@ def _at_work(directory: RunDirectory, card: RunCard, now: float) -> Iterator[AtW
         claim = ClaimFolder(directory, thing).newest()
         if claim is not None and claim.is_living(now):
             step = claim.data.get("step")
-            yield AtWork(to, claim.user, claim.host, claim.time, step if isinstance(step, int) else None)
+            yield RunningCopy(to, claim.user, claim.host, claim.time, step if isinstance(step, int) else None)
 
 
 def _drill(directory: RunDirectory, card: RunCard) -> Observed[DrillRecord | None]:

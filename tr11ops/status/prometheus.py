@@ -11,14 +11,16 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from tr11ops.status.document import Status, unknown_names
-from tr11ops.status.parts import ShownAlert
+from tr11ops.rundir.disk_usage import KINDS
+from tr11ops.status.document import Status, tasks_of, unknown_names
 from tr11ops.watchdog.verdict import VerdictWord
 
 if TYPE_CHECKING:
     from prometheus_client.core import GaugeMetricFamily
 
-# name -> (help, what of the status); one plain number each, labelled with run and variant
+    from tr11ops.alerts.state import Alert
+
+# name -> (help, what of the status); one plain number each, labelled with run and variant; of a `time` its age
 NUMBERS: Mapping[str, tuple[str, str]] = {
     "tr11_iteration": ("Last finished iteration.", "iteration"),
     "tr11_iterations_planned": ("Iterations of the whole training.", "total_iterations"),
@@ -39,12 +41,12 @@ NUMBERS: Mapping[str, tuple[str, str]] = {
     "tr11_checkpoint_step": ("Step of the newest whole checkpoint.", "last_checkpoint.step"),
     "tr11_checkpoint_age_seconds": ("Age of the newest whole checkpoint.", "last_checkpoint.age_seconds"),
     "tr11_checkpoint_due_seconds": ("Time until the next save is due.", "next_checkpoint.seconds"),
-    "tr11_backup_age_seconds": ("Age of the last verified backup.", "backup.age_seconds"),
+    "tr11_backup_age_seconds": ("Age of the last verified backup.", "backup.time"),
     "tr11_backup_step": ("Step of the last verified backup.", "backup.step"),
-    "tr11_sync_age_seconds": ("Age of the last copy of the logs.", "sync.age_seconds"),
+    "tr11_sync_age_seconds": ("Age of the last copy of the logs.", "sync.time"),
     "tr11_copies_missing": ("Copies of checkpoints that the card wants and that are not there.", "copies_missing"),
     "tr11_copies_damaged": ("Copies that were found damaged.", "copies_damaged"),
-    "tr11_restore_drill_age_seconds": ("Age of the last restore that was tried.", "restore_drill.age_seconds"),
+    "tr11_restore_drill_age_seconds": ("Age of the last restore that was tried.", "restore_drill.time"),
     "tr11_exit_code": ("What `tr11 status` returns: 0 fine, 1 needs a person, 3 not observed.", "exit_code"),
 }  # fmt: skip
 SEVERITIES = ("info", "warning", "critical")
@@ -92,39 +94,40 @@ def _state(status: Status, run: tuple[str, str]) -> Iterator[GaugeMetricFamily]:
             "tr11_alerts_open", "Open alerts, by whether someone has them.", ("severity", "owned"), alerts, run
         )
     if status.kill_switch is not None:
-        yield _family("tr11_kill_switch", "1: the kill switch is set.", (), _one(float(status.kill_switch.set_)), run)
+        yield _family("tr11_kill_switch", "1: the kill switch is set.", (), _one(float(status.kill_switch.is_set)), run)
     if status.jobs is not None:
         states = sorted({job.state for job in status.jobs})
-        jobs = [((state,), float(sum(job.tasks for job in status.jobs if job.state == state))) for state in states]
+        jobs = [((state,), float(sum(tasks_of(job) for job in status.jobs if job.state == state))) for state in states]
         yield _family("tr11_jobs", "Jobs and array tasks of the run, by Slurm's word.", ("state",), jobs, run)
 
 
-def _is(alert: ShownAlert, severity: str, owned: str) -> bool:
+def _is(alert: Alert, severity: str, owned: str) -> bool:
     has = "yes" if alert.owner or alert.acknowledged_by else "no"
-    return alert.severity == severity and has == owned
+    return alert.severity.name.lower() == severity and has == owned
 
 
 def _operation(status: Status, run: tuple[str, str]) -> Iterator[GaugeMetricFamily]:
     now = status.time
-    jobs = status.periodic_jobs or ()
-    started = [((job.name,), now - moment) for job in jobs if (moment := job.started) is not None]
+    periodic = status.periodic_jobs or ()
+    jobs = [shown.job for shown in periodic]
+    started = [((job.name,), now - job.started) for job in jobs]
     yield _family("tr11_periodic_age_seconds", "Since the last start of a periodic job.", ("job",), started, run)
     failures = [((job.name,), float(job.failures_in_a_row)) for job in jobs]
     yield _family("tr11_periodic_failures", "Failed rounds of a periodic job in a row.", ("job",), failures, run)
-    late = [((job.name,), float(job.late)) for job in jobs]
+    late = [((shown.job.name,), float(shown.late)) for shown in periodic]
     yield _family("tr11_periodic_late", "1: a round of a periodic job was left out.", ("job",), late, run)
     disks = status.filesystems or ()
     used = [
-        ((disk.name, kind), percent)
+        ((disk.usage.name, kind), percent)
         for disk in disks
-        for kind, percent in (("bytes", disk.bytes_percent), ("inodes", disk.inodes_percent))
-        if percent is not None
+        for kind in KINDS
+        if (percent := disk.usage.percent(kind)) is not None
     ]
     yield _family("tr11_filesystem_used_percent", "Of the limit, in bytes and in inodes.", ("name", "kind"), used, run)
     drill = status.restore_drill
     passed = None if drill is None else float(drill.passed)
     yield _family("tr11_restore_drill_passed", "1: the last restore that was tried passed.", (), _one(passed), run)
-    full = [((disk.name,), until) for disk in disks if (until := disk.full_at) is not None]
+    full = [((disk.usage.name,), until) for disk in disks if (until := disk.full_at) is not None]
     yield _family("tr11_filesystem_full_seconds", "When it will be full, at its trend.", ("name",), full, run)
 
 
@@ -139,7 +142,9 @@ def _at(status: Status, path: str) -> float | None:
     value: object = status
     for name in path.split("."):
         value = None if value is None else getattr(value, name)
-    return value if isinstance(value, int | float) else None
+    if not isinstance(value, int | float):
+        return None
+    return status.age(value) if path.endswith(".time") else value
 
 
 def _one(value: float | None) -> list[tuple[tuple[str, ...], float]]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from tr11ops.base.units import counted, duration, size, timestamp
 from tr11ops.status import care, rows
-from tr11ops.status.document import Status
-from tr11ops.status.parts import CardWishes
+from tr11ops.status.document import CardWishes, Status
 from tr11ops.status.published import number, table
 from tr11ops.status.remote import RemoteView
 from tr11ops.status.remote_status import remote_status
@@ -60,7 +61,7 @@ def _rows(view: RemoteView, status: Status, screen: Screen) -> Iterator[Row]:
     if status.last_checkpoint is not None:
         yield from rows.checkpoint(status)
     if status.backup is not None:
-        yield from care.copies(status._replace(card=CardWishes(copies=("backup",))))
+        yield from care.copies(replace(status, card=CardWishes(copies=("backup",))))
     yield from _goodput(table(published.get("goodput")))
     yield from _log(view)
     yield "", "", ""

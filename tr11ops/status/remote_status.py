@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tr11ops.base.units import finite
+from msgspec.structs import replace
+
 from tr11ops.hub.log_end import LogEnd
-from tr11ops.status import parts
-from tr11ops.status.document import Status
-from tr11ops.status.parts import Instant
+from tr11ops.observe.forecast import Throughput
+from tr11ops.observe.operation import CopyStatus
+from tr11ops.status.document import Finish, LossCourse, RunName, ShownCheckpoint, ShownFinding, Status, step_values
+from tr11ops.status.extra_observations import NodeUse
 from tr11ops.status.published import RATE_UNITS, SEVERITIES, among, number, table
 from tr11ops.status.remote import RemoteView
 from tr11ops.status.remote_verdict import OutsideVerdict, time_of
@@ -31,8 +33,8 @@ def remote_status(view: RemoteView, verdict: OutsideVerdict) -> Status:
     done = _count(published, "iteration"), None if last is None else last.iteration
     name = table(published.get("run")).get("name")
     status = Status(
-        time=Instant(view.time),
-        run=parts.RunName(name if isinstance(name, str) else view.repository, view.variant),
+        time=view.time,
+        run=RunName(name if isinstance(name, str) else view.repository, view.variant),
         verdict=word,
         why=verdict.line,
         exit_code=verdict.exit_code,
@@ -63,21 +65,14 @@ def remote_status(view: RemoteView, verdict: OutsideVerdict) -> Status:
 def _with_log(status: Status, log: LogEnd) -> Status:
     """With what the log itself says of the last steps."""
     if status.seconds_per_iteration is None:
-        status = status._replace(seconds_per_iteration=log.seconds_per_iteration)
+        status = replace(status, seconds_per_iteration=log.seconds_per_iteration)
     last = log.last
     if last is None:
         return status
-    norm = status.grad_norm if last.grad_norm is None else last.grad_norm
-    return status._replace(
-        loss=finite(last.lm_loss),
-        loss_is_finite=finite(last.lm_loss) is not None,
-        loss_course=parts.LossCourse.of({step.iteration: step.lm_loss for step in log.steps}),
-        grad_norm=None if norm is None else finite(norm),
-        learning_rate=finite(last.learning_rate),
-        global_batch_size=last.global_batch_size,
-        consumed_samples=last.consumed_samples,
-        consumed_tokens=last.consumed_tokens,
-    )
+    values = step_values(last)
+    if last.grad_norm is None:
+        values["grad_norm"] = status.grad_norm
+    return replace(status, loss_course=LossCourse.of({step.iteration: step.lm_loss for step in log.steps}), **values)
 
 
 # ----------------------------------------------------------------------------- the parts of what was published
@@ -93,55 +88,52 @@ def _count(published: Mapping[str, Any], name: str) -> int | None:
     return None if value is None else int(value)
 
 
-def _node_use(published: Mapping[str, Any]) -> parts.NodeUse | None:
+def _node_use(published: Mapping[str, Any]) -> NodeUse | None:
     used, spare = _count(published, "used"), _count(published, "spare")
-    return None if used is None or spare is None else parts.NodeUse(used, spare, _count(published, "excluded"))
+    return None if used is None or spare is None else NodeUse(used, spare, _count(published, "excluded"))
 
 
-def _throughput(published: Mapping[str, Any], log: LogEnd | None) -> parts.ShownSpeed | None:
+def _throughput(published: Mapping[str, Any], log: LogEnd | None) -> Throughput | None:
     speed = table(published.get("throughput"))
     current, unit = _amount(speed, "current"), among(speed.get("unit"), RATE_UNITS)
     if current is not None and unit is not None:
-        return parts.ShownSpeed(current, _amount(speed, "best"), _amount(speed, "percent"), unit)
+        return Throughput(current, _amount(speed, "best"), unit)
     if log is None or log.tflops is None:
         return None
-    return parts.ShownSpeed(log.tflops, None, None, "TFLOPs")
+    return Throughput(log.tflops, None, "TFLOPs")
 
 
-def _finish(published: Mapping[str, Any], view: RemoteView, word: VerdictWord) -> parts.Finish | None:
+def _finish(published: Mapping[str, Any], view: RemoteView, word: VerdictWord) -> Finish | None:
     """The range that the run forecast, else what the log's own pace comes to."""
     left = _amount(published, "earliest_seconds")
     if left is None:
         left = None if view.log is None else view.log.remaining_seconds
-        return None if left is None else parts.Finish(None, None, left)
-    first, last = (
-        Instant.of(time_of(published.get("earliest"))),
-        Instant.of(time_of(published.get("likely"))),
-    )
+        return None if left is None else Finish(None, None, left)
+    first, last = time_of(published.get("earliest")), time_of(published.get("likely"))
     likely = _amount(published, "likely_seconds")
     if word in MOVING and first is not None:  # the end comes nearer while the news get older
         left = max(0.0, first - view.time)
         likely = None if last is None else max(left, last - view.time)
     share = _amount(published, "useful_share")
-    return parts.Finish(first, last, left, likely, _amount(published, "window_seconds"), share)
+    return Finish(first, last, left, likely, _amount(published, "window_seconds"), share)
 
 
-def _checkpoint(published: Mapping[str, Any], news_age: float | None) -> parts.ShownCheckpoint | None:
+def _checkpoint(published: Mapping[str, Any], news_age: float | None) -> ShownCheckpoint | None:
     step, age = _count(published, "step"), _amount(published, "age_seconds")
     if step is None:
         return None
     now = None if age is None or news_age is None else age + news_age
-    return parts.ShownCheckpoint(step, now, None, _count(published, "bytes"), None, _count(published, "count"))
+    return ShownCheckpoint(step, now, None, _count(published, "bytes"), None, _count(published, "count"))
 
 
-def _backup(published: Mapping[str, Any], now: float, news_age: float | None) -> parts.LastCopy | None:
+def _backup(published: Mapping[str, Any], now: float, news_age: float | None) -> CopyStatus | None:
     age = _amount(published, "age_seconds")
     if age is None or news_age is None:
         return None
-    return parts.LastCopy(Instant(now - news_age - age), news_age + age, _count(published, "step"), None)
+    return CopyStatus(now - news_age - age, _count(published, "step"))
 
 
-def _findings(published: Mapping[str, Any]) -> Iterator[parts.ShownFinding]:
+def _findings(published: Mapping[str, Any]) -> Iterator[ShownFinding]:
     found = published.get("findings")
     entries = [table(entry) for entry in found] if isinstance(found, list) else []
     for severity in SEVERITIES:
@@ -149,7 +141,7 @@ def _findings(published: Mapping[str, Any]) -> Iterator[parts.ShownFinding]:
             title, count = entry.get("title"), number(entry.get("count"))
             if entry.get("severity") == severity and isinstance(title, str):
                 times = f" (x{count:.0f})" if count is not None and count > 1 else ""
-                yield parts.ShownFinding("", severity, title[:80] + times, "", (), None, None)
+                yield ShownFinding("", severity, title[:80] + times, "", (), None, None)
 
 
 def _unknown(view: RemoteView) -> Iterator[str]:

@@ -11,12 +11,11 @@ from datetime import tzinfo
 
 from tr11ops.base.glyphs import bar, sparkline
 from tr11ops.base.units import DAY, NEAR, counted, duration, quantity, rough_duration, size, timestamp
-from tr11ops.cluster.base import JobState
+from tr11ops.cluster.base import Job, JobState
 from tr11ops.cluster.hostlist import compress
-from tr11ops.rundir.attempt_end import AttemptEnd
+from tr11ops.observe.snapshot import Attempt, KillSwitch
 from tr11ops.rundir.software import version_words
-from tr11ops.status.document import Status, losses_of
-from tr11ops.status.parts import Finish, ShownAttempt, ShownFinding, ShownJob, StopFile
+from tr11ops.status.document import Finish, ShownAttempt, ShownFinding, Status, losses_of, tasks_of
 from tr11ops.watchdog.verdict import VerdictWord
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.record import Record
@@ -126,7 +125,7 @@ def training(status: Status, screen: Screen) -> Iterator[Row]:
         batch = "" if status.global_batch_size is None else f", batch {status.global_batch_size}"
         yield "consumed", f"{quantity(status.consumed_samples)} samples{tokens}{batch}", ""
     if status.origin is not None:
-        yield "began with", status.origin.text, ""
+        yield "began with", status.origin.lineage, ""
     if status.done_again is not None:
         again = counted(status.done_again.iterations, "iteration")
         yield "", f"resumes from {checkpoint_name(status.done_again.from_step)}: {again} again", ""
@@ -193,8 +192,8 @@ def jobs(status: Status) -> Iterator[Row]:
     if status.jobs is None:
         yield "jobs", f"unknown: {status.reason_unknown('jobs')}", "magenta"
         return
-    active = [job for job in status.jobs if JobState(job.state).is_active]
-    shown = [*active, *(job for job in status.jobs if job.state == JobState.PENDING)]
+    active = [job for job in status.jobs if job.state.is_active]
+    shown = [*active, *(job for job in status.jobs if job.state is JobState.PENDING)]
     if not shown:
         yield "jobs", "none running, none queued", ""
         return
@@ -202,7 +201,7 @@ def jobs(status: Status) -> Iterator[Row]:
         yield "jobs" if index == 0 else "", _job_line(job, status.time), ""
     if len(shown) > JOBS_SHOWN:
         yield "", f"and {len(shown) - JOBS_SHOWN} more", ""
-    if status.kill_switch is not None and not status.kill_switch.set_:
+    if status.kill_switch is not None and not status.kill_switch.is_set:
         yield from _queue(status)
 
 
@@ -214,9 +213,9 @@ def _queue(status: Status) -> Iterator[Row]:
     if sure is not None:
         yield label, *_cover(status, sure)
         label = ""
-    for one in status.no_cover[:JOBS_SHOWN]:
-        held = "" if one.seconds is None else f", {duration(one.seconds)}"
-        yield label, f"no cover{held}: {one}", "yellow"
+    for lack in status.no_cover[:JOBS_SHOWN]:
+        held = "" if lack.seconds is None else f", {duration(lack.seconds)}"
+        yield label, f"no cover{held}: {lack}", "yellow"
         label = ""
 
 
@@ -229,32 +228,32 @@ def _cover(status: Status, sure: float) -> tuple[str, str]:
     return f"covers {enough}{against}", ""
 
 
-def _job_line(job: ShownJob, now: float) -> str:
-    parts = [f"{job.id_} of {job.user}" if job.user else job.id_, job.state, counted(job.node_count, "node")]
-    if job.state == JobState.PENDING:
-        if job.tasks > 1:
-            parts.append(f"{job.tasks} tasks")
+def _job_line(job: Job, now: float) -> str:
+    who = f"{job.job_id} of {job.user}" if job.user else job.job_id
+    parts = [who, job.state.value, counted(len(job.nodes) or job.node_count, "node")]
+    if job.state is JobState.PENDING:
+        if tasks_of(job) > 1:
+            parts.append(f"{tasks_of(job)} tasks")
         if job.reason:
             parts.append(f"({job.reason})")
-        if job.start is not None and job.start > now:
-            parts.append(f"expected in {duration(job.start - now)}")
-    elif job.start is not None:
+        if job.start_time is not None and job.start_time > now:
+            parts.append(f"expected in {duration(job.start_time - now)}")
+    elif job.start_time is not None:
         limit = f" of {duration(job.time_limit_seconds)}" if job.time_limit_seconds is not None else ""
-        parts.append(f"{duration(now - job.start)}{limit}")
+        parts.append(f"{duration(now - job.start_time)}{limit}")
     if job.nodes:
-        named = compress(job.nodes)
-        parts.append(
-            f"on {named if len(named) <= HOSTLIST_SHOWN else named[:HOSTLIST_SHOWN].rsplit(',', 1)[0] + ',...'}"
-        )
+        nodes = compress(job.nodes)
+        if len(nodes) > HOSTLIST_SHOWN:
+            nodes = nodes[:HOSTLIST_SHOWN].rsplit(",", 1)[0] + ",..."
+        parts.append(f"on {nodes}")
     return "  ".join(parts)
 
 
 def relaunch(status: Status) -> Iterator[Row]:
     """Where the running attempt has started its workers again, and why the launch before ended."""
-    for one in status.relaunches:
-        why = "; ".join(filter(None, (one.why, one.decision)))
-        ago = duration(max(0.0, status.time - one.ended))
-        words = f"{one.job}  launch {one.launch}; launch {one.launch - 1} ended {ago} ago"
+    for end in status.relaunches:
+        words = f"{end.job_id}  launch {end.launch + 1}; launch {end.launch} ended {duration(status.age(end.time))} ago"
+        why = "; ".join(filter(None, (end.why, end.decision)))
         yield "relaunch", f"{words}: {why}" if why else words, "yellow"
 
 
@@ -271,22 +270,31 @@ def attempts(status: Status) -> Iterator[Row]:
     shown = [attempt for index, attempt in enumerate(ended[:ATTEMPTS_SHOWN]) if index == 0 or attempt.is_bad]
     for index, attempt in enumerate(shown):
         yield "attempts" if index == 0 else "", _attempt_line(attempt, status.time), "red" if attempt.is_bad else ""
-    newest = max(status.last_attempts, key=lambda attempt: attempt.start or 0.0, default=None)
-    if newest is not None and newest.code is not None:
-        yield "code", "; ".join(filter(None, (newest.code.text, version_words(newest.versions or {})))), ""
-    if newest is not None and newest.changes:
+    if not status.last_attempts:
+        return
+    newest = max((shown.attempt for shown in status.last_attempts), key=_start)
+    if newest.code is not None:
+        yield "code", "; ".join(filter(None, (str(newest.code), version_words(newest.versions)))), ""
+    if newest.changes:
         more = f" (and {len(newest.changes) - 1} more)" if len(newest.changes) > 1 else ""
-        yield "changed", f"{newest.id_} {newest.changes[0]}{more}", ""
+        yield "changed", f"{newest.label or newest.job_id} {newest.changes[0]}{more}", ""
+
+
+def _start(attempt: Attempt) -> float:
+    return attempt.start or 0.0
 
 
 def _attempt_line(attempt: ShownAttempt, now: float) -> str:
-    ago = AttemptEnd(attempt.changed, attempt.is_told).ago(now)
-    end = attempt.end_marker
+    ago, end = attempt.attempt.ended.ago(now), attempt.end
     if end is None:
-        return f"{attempt.id_}  {attempt.how}, {ago}"
-    step = end.checkpoint_step
-    saved = "not saved" if step is None else "saved" if step == end.iteration else f"saved {step}"
-    return f"{attempt.id_}  {attempt.how} at iteration {end.iteration} ({saved}), {ago}"
+        return f"{attempt.label}  {attempt.how}, {ago}"
+    if end.checkpoint_step is None:
+        saved = "not saved"
+    elif end.checkpoint_step == end.iteration:
+        saved = "saved"
+    else:
+        saved = f"saved {end.checkpoint_step}"
+    return f"{attempt.label}  {attempt.how} at iteration {end.iteration} ({saved}), {ago}"
 
 
 # ----------------------------------------------------------------------------- what was kept, and who said stop
@@ -300,7 +308,7 @@ def checkpoint(status: Status) -> Iterator[Row]:
         age = "" if newest.age_seconds is None else f", {duration(newest.age_seconds)} ago"
         bytes_ = "" if newest.bytes is None else f", {size(newest.bytes)}"
         checked = f", {newest.verified} verified" if newest.verified else ""
-        kept = "" if newest.count_ is None else f"; {newest.count_} kept"
+        kept = "" if newest.count is None else f"; {newest.count} kept"
         yield "checkpoint", f"{checkpoint_name(newest.step)}{age}{bytes_}{checked}{kept}", ""
     elif folders is None:
         yield "checkpoint", "unknown", "magenta"
@@ -326,17 +334,18 @@ def stops(status: Status, screen: Screen) -> Iterator[Row]:
     switch, pause = status.kill_switch, status.pause
     if switch is None:
         yield "killswitch", "unknown", "magenta"
-    elif not switch.set_:
+    elif switch.switch is None:
         yield "killswitch", "not set", ""
     else:
-        why = f": {switch.why}" if switch.why else ", no reason given"
-        yield "killswitch", f"SET by {_who_and_when(switch, screen)}{why}", "yellow"
+        why = f": {switch.switch.why}" if switch.switch.why else ", no reason given"
+        yield "killswitch", f"SET by {_who_and_when(switch.switch, screen)}{why}", "yellow"
     if pause is None:
         yield "paused", "unknown", "magenta"
-    elif pause.set_:
-        yield "paused", f"by {_who_and_when(pause, screen)}" + (f": {pause.why}" if pause.why else ""), "yellow"
+    elif pause.switch is not None:
+        why = f": {pause.switch.why}" if pause.switch.why else ""
+        yield "paused", f"by {_who_and_when(pause.switch, screen)}{why}", "yellow"
 
 
-def _who_and_when(stop: StopFile, screen: Screen) -> str:
+def _who_and_when(stop: KillSwitch, screen: Screen) -> str:
     when = "" if stop.time is None else f" at {timestamp(stop.time, screen.zone)}"
     return f"{stop.who or 'someone'}{when}"

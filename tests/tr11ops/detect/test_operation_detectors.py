@@ -57,8 +57,7 @@ from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.hold_records import HoldRecord
 from tr11ops.status.build import status_of
 from tr11ops.status.care import nodes as row_of_nodes
-from tr11ops.status.extra_observations import ExtraObservations, node_use
-from tr11ops.status.parts import NodeUse
+from tr11ops.status.extra_observations import ExtraObservations, NodeUse, node_use
 from tr11ops.watchdog.verdict import judge
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from msgspec import to_builtins
+from tr11ops.status.build_attempts import attempts_of
 
 from tests.tr11ops.status_cases import NOW, running, steps
 from tr11ops.base.observed import known
@@ -19,7 +20,6 @@ from tr11ops.observe.snapshot import Attempt, RunFacts, newest_attempt
 from tr11ops.rundir.attempts import AttemptVerdict
 from tr11ops.rundir.journal import read_journal
 from tr11ops.rundir.paths import RunDirectory, new_tag
-from tr11ops.status.build_attempts import attempts_of
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.files import write_json
 from trainer.contract.heartbeat import Heartbeat, write_heartbeat

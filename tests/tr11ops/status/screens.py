@@ -33,7 +33,7 @@ from tr11ops.rundir.hold_records import HoldRecord
 from tr11ops.rundir.software import CodeIdentity
 from tr11ops.status.build import status_of
 from tr11ops.status.document import Status
-from tr11ops.status.extra_observations import AtWork, ExtraObservations
+from tr11ops.status.extra_observations import ExtraObservations, RunningCopy
 from tr11ops.watchdog.verdict import judge
 from trainer.contract.origin import Origin
 
@@ -100,7 +100,7 @@ def full() -> Status:
         (alert(),),
         tuple(f"n{n:02d}" for n in range(1, 49)),
         (152.0, 20.0),
-        copying=(AtWork("store", "ana", "login1", NOW - 60, 31000),),
+        copying=(RunningCopy("store", "ana", "login1", NOW - 60, 31000),),
         drill=DrillRecord(NOW - DAY, "store", 30000, passed=True),
     )
     return status_of(given, (FAULT, *findings), judge(given, ()), extra)

@@ -46,8 +46,7 @@ from tr11ops.status.answer import FIRST, PERSON, UNKNOWN, SleepAnswer, answer, p
 from tr11ops.status.build import status_of
 from tr11ops.status.care import alerts, copies, filesystems, nodes, periodic
 from tr11ops.status.document import Status
-from tr11ops.status.extra_observations import AtWork, ExtraObservations, node_use, observe_extra
-from tr11ops.status.parts import NodeUse
+from tr11ops.status.extra_observations import ExtraObservations, NodeUse, RunningCopy, node_use, observe_extra
 from tr11ops.status.rows import jobs
 from tr11ops.watchdog.verdict import Verdict, VerdictWord, judge
 
@@ -216,7 +215,7 @@ def test_what_is_missing_damaged_and_tried_is_told() -> None:
     given = asked_for(snapshot(backup=seen), archive_interval=100, copies=policy)
     assert (shown(given).copies_missing, shown(given).copies_damaged) == (2, 1)  # 31,100 and 31,200
     around = ExtraObservations(
-        copying=(AtWork("store", "ana", "login1", NOW - 60, 31100), AtWork("sync", "ben", "login2", NOW - 5)),
+        copying=(RunningCopy("store", "ana", "login1", NOW - 60, 31100), RunningCopy("sync", "ben", "login2", NOW - 5)),
         drill=DrillRecord(NOW - DAY, "store", 30000, passed=False),
     )
     (_, text, style), *at_work = copies(shown(given, around))

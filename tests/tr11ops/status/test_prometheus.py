@@ -11,10 +11,12 @@ import subprocess
 import sys
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.tr11ops.cli.status_place import COMMAND, Place
@@ -27,9 +29,8 @@ from tr11ops.cli.status import target_of
 from tr11ops.detect.registry import detect_all
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.status.build import status_of
-from tr11ops.status.document import Status
+from tr11ops.status.document import ShownFilesystem, ShownPeriodicJob, Status
 from tr11ops.status.extra_observations import ExtraObservations
-from tr11ops.status.parts import ShownFilesystem, ShownPeriodicJob
 from tr11ops.status.prometheus import exposition, serve, unknown_whats
 from tr11ops.watchdog.verdict import judge
 
@@ -103,15 +104,13 @@ def test_no_number_is_ever_written_for_nothing() -> None:
         assert all(math.isfinite(number) for number in samples.values())
         assert (value(samples, "tr11_iteration") is None) == (written.iteration is None)
     assert value(parsed(exposition(status(idle(steps=())))), "tr11_seconds_per_iteration") is None
-    wild = FULL._replace(loss=math.nan, grad_norm=math.inf, filesystems=(full_disk()._replace(bytes_percent=math.inf),))
+    wild = replace(FULL, loss=math.nan, grad_norm=math.inf, filesystems=(full_disk(bytes_used=math.inf),))
     assert all(math.isfinite(number) for number in parsed(exposition(wild)).values())
 
 
 @given(st.text(max_size=40), st.text(max_size=40))
 def test_hostile_labels_are_read_back_as_they_were(job: str, disk: str) -> None:
-    written = FULL._replace(
-        periodic_jobs=(full_job()._replace(name=job),), filesystems=(full_disk()._replace(name=disk),)
-    )
+    written = replace(FULL, periodic_jobs=(full_job(job),), filesystems=(full_disk(name=disk),))
     samples = parsed(exposition(written))
     (periodic,) = [dict(labels)["job"] for name, labels in samples if name == "tr11_periodic_late"]
     disks = {dict(labels)["name"] for name, labels in samples if name == "tr11_filesystem_used_percent"}
@@ -122,19 +121,21 @@ def test_hostile_labels_are_read_back_as_they_were(job: str, disk: str) -> None:
 FULL = full()
 
 
-def full_job() -> ShownPeriodicJob:
+def full_job(name: str) -> ShownPeriodicJob:
     assert FULL.periodic_jobs
-    return FULL.periodic_jobs[0]
+    shown = FULL.periodic_jobs[0]
+    return replace(shown, job=replace(shown.job, name=name))
 
 
-def full_disk() -> ShownFilesystem:
+def full_disk(**changes: Any) -> ShownFilesystem:
     assert FULL.filesystems
-    return FULL.filesystems[0]
+    shown = FULL.filesystems[0]
+    return replace(shown, usage=replace(shown.usage, **changes))
 
 
 @pytest.mark.parametrize("name", ['a"b', "a\\b", "a\nb", "\ud800", "ü{}", ""])
 def test_names_that_break_a_careless_writer(name: str) -> None:
-    samples = parsed(exposition(FULL._replace(periodic_jobs=(full_job()._replace(name=name),))))
+    samples = parsed(exposition(replace(FULL, periodic_jobs=(full_job(name),))))
     assert value(samples, "tr11_periodic_failures", job=name.encode("utf-8", "replace").decode()) == 0
 
 
@@ -144,7 +145,7 @@ def test_it_is_served_and_looked_at_again() -> None:
 
     def look() -> Status:
         looks.append(1)
-        return status(snapshot())._replace(iteration=len(looks))
+        return replace(status(snapshot()), iteration=len(looks))
 
     port, end = serve(look, "127.0.0.1", 0, ("r", "main"))
     try:
