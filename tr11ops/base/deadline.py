@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextvars import copy_context
 from typing import TypeVar
 
 from tr11ops.base.errors import Late
@@ -34,7 +35,7 @@ def within(seconds: float, work: Callable[[], T], abandon: Callable[[], None] = 
         except BaseException as error:  # raised again where the work was asked for
             errors.append(error)
 
-    thread = threading.Thread(target=do, name="within", daemon=True)
+    thread = threading.Thread(target=copy_context().run, args=(do,), name="within", daemon=True)
     thread.start()
     thread.join(seconds)
     if thread.is_alive():

@@ -1,10 +1,13 @@
-"""Commands as a person types them: for which run, wherever they are shown. Pure."""
+"""Commands as a person types them: for which run, wherever they are shown."""
 
 from __future__ import annotations
 
 import re
 import shlex
+from contextvars import ContextVar
 
+# The card that this invocation of tr11 was given as --run; "" where it found one by itself.
+INVOCATION_CARD: ContextVar[str] = ContextVar("invocation_card", default="")
 # Commands of two words each, and those that are about no run.
 GROUPS = frozenset({"alerts", "backup", "checkpoints", "config", "cron", "nodes", "data", "perms", "sweep", "twin"})
 WITHOUT_RUN = frozenset({"compare", "data", "import", "init", "list", "runbook", "sweep", "twin"})
@@ -35,3 +38,8 @@ def for_card(card: str, text: str) -> str:
     if re.match(r"tr11 [a-z]", text) and "`" not in text and ":" not in text:
         return command_for(card, text.removeprefix("tr11 "))
     return _QUOTED.sub(lambda match: f"`{command_for(card, match[1])}`", text)
+
+
+def for_this_card(text: str) -> str:
+    """The text with `--run CARD` in the commands it names, where this invocation named a card."""
+    return for_card(INVOCATION_CARD.get(), text)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tr11ops.base.errors import Refusal
+from tr11ops.base.invocation import for_this_card
 from tr11ops.base.observed import Unknown, known
 from tr11ops.base.units import counted
-from tr11ops.cli.common import typed_for_run
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext
 from tr11ops.cli.goodput import LookBack, look_back, terminal_width
 from tr11ops.cli.terminal import draws_unicode
@@ -95,7 +95,7 @@ def _lines(look: LookBack, found: tuple[Advice, ...]) -> Iterator[str]:
             for line in wrap(reason, paper.width - LABEL, subsequent_indent="  "):
                 yield paper.fit(f"{'':{LABEL}}{line}")
         if worth:
-            yield paper.fit(f"{'  type':{LABEL}}{typed_for_run(advice.option)}")
+            yield paper.fit(f"{'  type':{LABEL}}{for_this_card(advice.option)}")
 
 
 def _past(goodput: Goodput) -> str:

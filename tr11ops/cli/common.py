@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from tr11ops.base.errors import Refusal
+from tr11ops.base.invocation import for_this_card
 from tr11ops.base.moments import span_seconds
 from tr11ops.cli import completion
 from tr11ops.rundir.paths import RunDirectory
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard
 
 T = TypeVar("T")
-_typed = [""]  # the card of `--run`, for the commands that are shown
 CLUSTERS = ("slurm", "local", "auto")  # what --scheduler takes
 
 
@@ -87,6 +87,9 @@ def span_option(text: object, unit: str = "s") -> float:
 
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+ReasonOption = Annotated[
+    str, typer.Option("--reason", metavar="TEXT", help="Kept with the request, and in the journal.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object with a schema number.")]
 
 
@@ -94,7 +97,6 @@ def card_path(run: str | None) -> Path:
     """Where the run card lies. Raises CardError when there is none."""
     from tr11ops.runcard.card import find_card
 
-    _typed[0] = run or ""
     return find_card(run, os.environ, Path.cwd())
 
 
@@ -218,16 +220,9 @@ def require_file(path: Path, option: str) -> None:
         raise Refusal(f"{option} {path}: is not a file", exit_code=2)
 
 
-def typed_for_run(text: str) -> str:
-    """The text with `--run CARD` in the commands it names, where this command line named a card."""
-    from tr11ops.base.invocation import for_card
-
-    return for_card(_typed[0], text)
-
-
 def say(text: str) -> None:
     """One line for the person; on stderr, so that stdout stays the command's result."""
-    print(typed_for_run(text), file=sys.stderr, flush=True)
+    print(for_this_card(text), file=sys.stderr, flush=True)
 
 
 def is_terminal() -> bool:

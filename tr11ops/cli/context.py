@@ -1,7 +1,7 @@
 """One run as a command line means it, and the one way in which a command answers.
 
 A command takes one `RunContext`; `with_run_options` gives it the options that name a run. They are declared here
-alone: --run, --set and --scheduler always, --json where the parameter asks for it.
+alone: --run, --set and --scheduler always; --json, --yes, --dry-run and --reason where the parameter asks for them.
 """
 
 from __future__ import annotations
@@ -18,11 +18,15 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type
 
 import typer
 
+from tr11ops.base.invocation import INVOCATION_CARD
 from tr11ops.cli.common import (
+    DryRunOption,
     JsonOption,
+    ReasonOption,
     RunOption,
     SchedulerOption,
     SetOption,
+    YesOption,
     card_path,
     check_scheduler_word,
     directory_of,
@@ -41,7 +45,8 @@ if TYPE_CHECKING:
     from tr11ops.rundir.paths import RunDirectory
 
 RUN_NAMES = frozenset({"run", "overrides", "scheduler"})  # of the options that every command with a RunContext has
-JSON, SCHEDULER = "as_json", "scheduler"  # for Annotated[RunContext, JSON, SCHEDULER]
+# Of the options that a command has besides: Annotated[RunContext, JSON, SCHEDULER].
+JSON, SCHEDULER, YES, DRY_RUN, REASON = "as_json", "scheduler", "yes", "dry_run", "reason"
 
 
 class RunContext(Record, dict=True):
@@ -51,6 +56,9 @@ class RunContext(Record, dict=True):
     overrides: tuple[str, ...] = ()
     scheduler: str = "auto"
     as_json: bool = False
+    yes: bool = False
+    dry_run: bool = False
+    reason: str = ""
 
     @property
     def card_path(self) -> Path:
@@ -108,16 +116,18 @@ class RunContext(Record, dict=True):
             self.directory, reader if isinstance(reader, Unknown) else looking(reader), time.time()
         )
 
-    def emit(self, document: Mapping[str, Any], lines: Iterable[str] = (), indent: int | None = 1) -> None:
-        """The command's answer: the document with --json, else the lines."""
+    def emit(self, document: Mapping[str, Any] | None, lines: Iterable[str] = (), indent: int | None = 1) -> None:
+        """The command's answer: the document with --json, if there is one, else the lines."""
         answer(self.as_json, document, lines, indent)
 
 
-def answer(as_json: bool, document: Mapping[str, Any], lines: Iterable[str] = (), indent: int | None = 1) -> None:
+def answer(
+    as_json: bool, document: Mapping[str, Any] | None, lines: Iterable[str] = (), indent: int | None = 1
+) -> None:
     """A command's answer, for one without a RunContext."""
-    if as_json:
+    if as_json and document is not None:
         emit(document, indent)
-    else:
+    elif not as_json:
         for line in lines:
             typer.echo(line)
 
@@ -144,6 +154,9 @@ def _finite(value: Any) -> Any:
 # Every command about a run takes it, so that one line of options does for all; a page shows it where it counts.
 _UnusedScheduler = Annotated[str, typer.Option("--scheduler", hidden=True, callback=check_scheduler_word)]
 _OPTIONS: Mapping[str, tuple[Any, Any]] = {
+    "yes": (YesOption, False),
+    "dry_run": (DryRunOption, False),
+    "reason": (ReasonOption, ""),
     "run": (RunOption, None),
     "scheduler": (SchedulerOption, "auto"),
     "as_json": (JsonOption, False),
@@ -171,6 +184,7 @@ def with_run_options(command: Callable[..., Any]) -> Callable[..., Any]:
     def with_options(**values: Any) -> Any:
         given = {name: values.pop(name) for name in options}
         given["overrides"] = tuple(given["overrides"] or ())
+        INVOCATION_CARD.set(given["run"] or "")
         return command(**values, **{parameter: RunContext(**given)})
 
     own = [one for name, one in inspect.signature(command).parameters.items() if name != parameter]

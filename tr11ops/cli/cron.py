@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tr11ops.base.errors import Refusal
+from tr11ops.base.invocation import for_this_card
 from tr11ops.base.observed import cause
 from tr11ops.base.stop_signals import StopEvent, obeying
 from tr11ops.base.units import counted, duration
-from tr11ops.cli.common import directory_of, open_scheduler, read_card, say, typed_for_run
+from tr11ops.cli.common import directory_of, open_scheduler, read_card, say
 from tr11ops.cli.context import JSON, RunContext, emit
 from tr11ops.cli.cron_install import in_crontab, install, jobs_of, remove
 from tr11ops.cli.cron_link import link
@@ -289,9 +290,9 @@ def status(
 def _show_status(seen: CronView, now: float) -> None:
     print(plain_text(seen.verdict))
     for problem in seen.problems:
-        print(plain_text(f"  {problem.text}" if len(seen.problems) > 1 else f"  type: {typed_for_run(problem.fix)}"))
+        print(plain_text(f"  {problem.text}" if len(seen.problems) > 1 else f"  type: {for_this_card(problem.fix)}"))
         if len(seen.problems) > 1:
-            print(plain_text(f"    type: {typed_for_run(problem.fix)}"))
+            print(plain_text(f"    type: {for_this_card(problem.fix)}"))
     for text in seen.unknown if seen.problems else seen.unknown[1:]:  # the headline has the first
         print(plain_text(f"  unknown: {text}"))
     made = table("JOB", "LAST", "TOOK", "RESULT", "NEXT", "BY")
@@ -347,7 +348,7 @@ def _status_values(seen: CronView) -> dict[str, Any]:
             {**document(row.chain), "state": row.link.job.state.lower() if row.link else None, "fault": row.fault}
             for row in seen.chains
         ],
-        "problems": [{"text": problem.text, "command": typed_for_run(problem.fix)} for problem in seen.problems],
+        "problems": [{"text": problem.text, "command": for_this_card(problem.fix)} for problem in seen.problems],
         "unknown": list(seen.unknown),
     }
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from tr11ops.cli.common import named_card, say, typed_for_run
+from tr11ops.base.invocation import for_this_card
+from tr11ops.cli.common import named_card, say
 from tr11ops.cli.context import emit
 from tr11ops.cli.terminal import hanging
 from tr11ops.launch.first_data import data_commands
@@ -39,13 +40,13 @@ def show_checks(checks: Iterable[PreflightCheck]) -> None:
     """One line each, in order, on one stream: what is refused is read among the rest."""
     for check in checks:
         word, colour = _MARKS[check.level]
-        typer.echo(f"{typer.style(f'{word:>8}', fg=colour)}  {hanging(typed_for_run(str(check)), MARK_WIDTH)}")
+        typer.echo(f"{typer.style(f'{word:>8}', fg=colour)}  {hanging(for_this_card(str(check)), MARK_WIDTH)}")
 
 
 def checks_value(checks: Iterable[PreflightCheck]) -> list[dict[str, str]]:
     """The checks for a machine."""
     return [
-        {"level": check.level.value, "name": check.name, "text": check.text, "fix": typed_for_run(check.fix)}
+        {"level": check.level.value, "name": check.name, "text": check.text, "fix": for_this_card(check.fix)}
         for check in checks
     ]
 

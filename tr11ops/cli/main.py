@@ -12,11 +12,13 @@ import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from contextvars import copy_context
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from tr11ops.base.invocation import for_this_card
 from trainer.contract.errors import NEEDS_PERSON, USAGE, Tr11Error
 from trainer.contract.record import Record
 
@@ -47,11 +49,11 @@ GROUPS: Mapping[str, Mapping[str, LazyCommand]] = {
         "launch": LazyCommand("launch", "launch", "Check a run card and submit it: --array 1-10 for ten tasks."),
         "sweep": LazyCommand("sweep", "app", "A study: a card's keys varied, as one array; compare.", is_group=True),
         "train": LazyCommand("train", "train", "Train here and now, without a scheduler."),
-        "pause": LazyCommand("pause", "pause", "Stop after this task: queued jobs are held."),
+        "pause": LazyCommand("stop", "pause", "Stop after this task: queued jobs are held."),
         "resume": LazyCommand("resume", "resume", "Let a stopped or paused run go on."),
-        "kill": LazyCommand("kill", "kill", "Save and stop a run; its queued jobs are held."),
+        "kill": LazyCommand("stop", "kill", "Save and stop a run; its queued jobs are held."),
         "rollback": LazyCommand("rollback", "rollback", "Go back to an older checkpoint, and skip data; --undo."),
-        "checkpoint-now": LazyCommand("checkpoint_now", "checkpoint_now", "Save at the next step, and train on."),
+        "checkpoint-now": LazyCommand("requests", "checkpoint_now", "Save at the next step, and train on."),
     },
     "Watch": {
         "status": LazyCommand("status", "status", "One screen: is the run healthy, and since when."),
@@ -67,8 +69,8 @@ GROUPS: Mapping[str, Mapping[str, LazyCommand]] = {
         "report": LazyCommand("report", "report", "The whole run as one page: -o report.html."),
         "numbers": LazyCommand("numbers", "numbers", "What looks wrong in a log's numbers: spikes, restarts, slow."),
         "compare": LazyCommand("compare", "compare_runs", "The curves of two runs, laid over each other."),
-        "profile": LazyCommand("profile", "profile", "A trace of some steps, or what each rank waits for."),
-        "compute-check": LazyCommand("compute_check", "compute_check", "Does every rank compute the same twice?"),
+        "profile": LazyCommand("requests", "profile", "A trace of some steps, or what each rank waits for."),
+        "compute-check": LazyCommand("requests", "compute_check", "Does every rank compute the same twice?"),
     },
     "Keep alive": {
         "pulse": LazyCommand("pulse", "pulse", "One look by the watchdog: log, alert, and act if allowed."),
@@ -255,6 +257,10 @@ def execute(arguments: Sequence[str]) -> int:
 
     `TR11_DEBUG=1` shows the traceback as well. With `--json` among the arguments, stdout gets the error as an object.
     """
+    return copy_context().run(_execute, arguments)  # the card of one invocation is not the next one's
+
+
+def _execute(arguments: Sequence[str]) -> int:
     try:
         status = app(list(arguments) or ["--help"], prog_name="tr11", standalone_mode=False)
         sys.stdout.flush()
@@ -279,8 +285,7 @@ def _reader_left() -> int:
 
 def _report(error: BaseException, arguments: Sequence[str]) -> int:
     code, text = explain(error, next((word for word in arguments if word in COMMANDS), ""))
-    common = sys.modules.get("tr11ops.cli.common")
-    text = "\n".join(map(common.typed_for_run, text.splitlines())) if common else text
+    text = "\n".join(map(for_this_card, text.splitlines()))
     if os.environ.get("TR11_DEBUG") == "1":
         traceback.print_exception(error)
     for line in text.splitlines():

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Annotated
 
 from tr11ops.base.errors import Refusal
-from tr11ops.cli.common import DryRunOption, YesOption, agree, say
-from tr11ops.cli.context import JSON, SCHEDULER, RunContext
-from tr11ops.cli.stopping import ReasonOption, StopContext, record, require_switch, run_to_stop, standing_lines
+from tr11ops.cli.common import say
+from tr11ops.cli.context import DRY_RUN, JSON, REASON, SCHEDULER, YES, RunContext
+from tr11ops.cli.runner import Change, Outcome, carry_out
+from tr11ops.cli.stopping import StopContext, record, require_switch, run_to_stop, standing_lines
 from tr11ops.cli.terminal import hanging, plain_text
 from tr11ops.cluster.parts import covered, names_of, split
 from tr11ops.cluster.pending_reasons import Cause, Wait, is_held, reason_of_job
@@ -61,13 +60,7 @@ class Undoing(Record):
         return (*self.foreign, *self.others, *self.left_over, *(job for job, _ in self.refused))
 
 
-def resume(
-    context: Annotated[RunContext, SCHEDULER, JSON],
-    *,
-    yes: YesOption = False,
-    dry_run: DryRunOption = False,
-    why: ReasonOption = "",
-) -> None:
+def resume(context: Annotated[RunContext, SCHEDULER, JSON, YES, DRY_RUN, REASON]) -> None:
     """Let a stopped or paused run go on: release the kill switch, the pause, and what tr11 holds in the queue.
 
     What someone else holds stays held, and so does what the trainer would refuse: the job's own card is compared with
@@ -84,84 +77,87 @@ def resume(
       tr11 resume --dry-run
       tr11 resume --reason "new data is in place"
     """
-    run = run_to_stop(context, is_releasing=True)
-    done = let_go_on(run, why, yes, dry_run)
-    context.emit({"schema": RESUME_SCHEMA, **done.value(), "run": run.card.run.name})
-    done.leave(context.as_json)
+    plan = plan_resumption(run_to_stop(context, is_releasing=True), context)
+    carry_out(context, Change(plan.lines(), plan.question, plan.apply, plan.outcome("dry-run")))
 
 
-class ResumeResult(Record):
-    """What was released. `action`: resumed, nothing (nothing stood in the way), or dry-run.
-
-    `missing` says what still keeps the run from going on, "" for nothing; `exit_code` is 1 where a person is needed
-    for it, 3 where the scheduler did not answer.
-    """
-
-    action: str
-    todo: Undoing
-    released: tuple[str, ...] = ()
-    missing: str = ""
-    exit_code: int = 0
-
-    def value(self) -> dict[str, Any]:
-        """For --json."""
-        return {
-            "action": self.action,
-            "switches": [name for name, _ in self.todo.switches],
-            "holds": list(self.todo.holds),
-            "released": list(self.released),
-            "left_held": [job.job_id for job in self.todo.left_held],
-            "faults": list(self.todo.faults),
-            "missing": self.missing or None,
-        }
-
-    def leave(self, as_json: bool) -> None:
-        """End with the exit code where something is missing. `as_json`: the answer, which says it too, was printed."""
-        if self.missing and as_json:
-            say(f"tr11: {self.missing}")
-            raise typer.Exit(self.exit_code)
-        if self.missing:
-            raise Refusal(self.missing, self.exit_code)
-
-
-def let_go_on(run: StopContext, why: str, yes: bool, dry_run: bool) -> ResumeResult:
-    """Show what keeps the run from going on, ask, and release what tr11 put there. Says what starts next."""
-    directory, view = run.directory, run.look()
+def plan_resumption(run: StopContext, context: RunContext) -> Resumption:
+    """What keeps the run from going on, seen once an attempt that is leaving has left. Raises Refusal."""
+    view = run.look()
     require_switch(run, view, is_releasing=True)
-    if not (dry_run or view.unread):
+    if not (context.dry_run or view.unread):
         view = _after_leaving(run, view)
     if view.unread:
         raise Refusal(f"whether anything keeps the run from going on cannot be seen: {view.unread}", exit_code=3)
-    todo = run.read(lambda: _undoing(run, view))
-    next_line = f"next:       {_next(run, view, todo)}"
-    for line in [*_lines(todo), *_fault_lines(run, todo), *standing_lines(view), next_line]:
-        say(line)
-    if dry_run:
-        say("nothing was changed (--dry-run)")
-        return ResumeResult("dry-run", todo)
-    if todo.is_empty:
-        say("nothing was changed" if todo.refused else "nothing stands in the way: nothing was changed")
-        return ResumeResult("nothing", todo, (), *_missing(run, view, todo, ()))
-    agree("Let it go on?", yes)
-    # The holds last: what starts must not find a switch.
-    for name, _ in todo.switches:
-        path = {"kill switch": directory.kill_switch, "pause": directory.paths.pause}[name]
-        aside = remove_stop_file(path)
-        say(f"{name} released: {path}" + (f" (it was a folder: it is now {aside})" if aside else ""))
-    result = release(directory, todo.holds, run.edge)
-    for number in result.done:
-        say(f"released: job {number}")
-    if result.unrecorded:
-        say(f"tr11: it stays on record that tr11 holds them ({result.unrecorded}): a later resume releases them again")
-    if view.is_idle:
-        say(f"to start it: {run.command('launch --array 1-10')}")
-    if directory.exists:
-        data = {"switches": [name for name, _ in todo.switches], "jobs": list(result.done)}
-        record(directory, "resumed", why, data, run.user)
-    missing = _missing(run, view, todo, result.refused)
-    if not (missing[0] or view.read_error):
-        missing = _held_again(run, result.done)
-    return ResumeResult("resumed", todo, result.done, *missing)
+    return Resumption(run, view, run.read(lambda: _undoing(run, view)), context.reason)
+
+
+class Resumption(Record):
+    """What tr11 put in the run's way is taken away; what starts next is said."""
+
+    run: StopContext
+    view: StopView
+    todo: Undoing
+    why: str
+
+    @property
+    def question(self) -> str:
+        """What is asked before anything is taken away."""
+        return "" if self.todo.is_empty else "Let it go on?"
+
+    def lines(self) -> list[str]:
+        """What stands in the way, what becomes of it, and what starts next."""
+        run, view, todo = self.run, self.view, self.todo
+        next_line = f"next:       {_next(run, view, todo)}"
+        return [*_lines(todo), *_fault_lines(run, todo), *standing_lines(view), next_line]
+
+    def apply(self) -> Outcome:
+        """Release what tr11 put there. Says what was done."""
+        run, view, todo = self.run, self.view, self.todo
+        if todo.is_empty:
+            say("nothing was changed" if todo.refused else "nothing stands in the way: nothing was changed")
+            return self.outcome("nothing", (), *_missing(run, view, todo, ()))
+        directory = run.directory
+        # The holds last: what starts must not find a switch.
+        for name, _ in todo.switches:
+            path = {"kill switch": directory.kill_switch, "pause": directory.paths.pause}[name]
+            aside = remove_stop_file(path)
+            say(f"{name} released: {path}" + (f" (it was a folder: it is now {aside})" if aside else ""))
+        result = release(directory, todo.holds, run.edge)
+        for number in result.done:
+            say(f"released: job {number}")
+        if result.unrecorded:
+            later = "a later resume releases them again"
+            say(f"tr11: it stays on record that tr11 holds them ({result.unrecorded}): {later}")
+        if view.is_idle:
+            say(f"to start it: {run.command('launch --array 1-10')}")
+        if directory.exists:
+            data = {"switches": [name for name, _ in todo.switches], "jobs": list(result.done)}
+            record(directory, "resumed", self.why, data, run.user)
+        missing = _missing(run, view, todo, result.refused)
+        if not (missing[0] or view.read_error):
+            missing = _held_again(run, result.done)
+        return self.outcome("resumed", result.done, *missing)
+
+    def outcome(self, action: str, released: tuple[str, ...] = (), missing: str = "", exit_code: int = 0) -> Outcome:
+        """The answer. `action`: resumed, nothing (nothing stood in the way), or dry-run.
+
+        `missing` says what still keeps the run from going on; `exit_code` is 1 where a person is needed for it, 3 where
+        the scheduler did not answer.
+        """
+        todo = self.todo
+        document = {
+            "schema": RESUME_SCHEMA,
+            "action": action,
+            "switches": [name for name, _ in todo.switches],
+            "holds": list(todo.holds),
+            "released": list(released),
+            "left_held": [job.job_id for job in todo.left_held],
+            "faults": list(todo.faults),
+            "missing": missing or None,
+            "run": self.run.card.run.name,
+        }
+        return Outcome(document, exit_code=exit_code, fault=missing)
 
 
 def _after_leaving(run: StopContext, view: StopView) -> StopView:

@@ -21,9 +21,9 @@ from tr11ops.checkpoints.trainer_alive import look_for_trainer
 from tr11ops.cli import completion
 from tr11ops.cli.checkpoints_keep import open_catalogue
 from tr11ops.cli.checkpoints_verify import read_them
-from tr11ops.cli.common import DryRunOption, YesOption, agree, say
+from tr11ops.cli.common import DryRunOption, ReasonOption, YesOption, agree, say
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext
-from tr11ops.cli.stopping import ReasonOption, StopContext, run_to_stop
+from tr11ops.cli.stopping import StopContext, run_to_stop
 from tr11ops.cluster.pending_reasons import is_held
 from tr11ops.rundir.claims import ClaimTaken
 from trainer.contract.checkpoint_names import read_latest

@@ -12,6 +12,7 @@ from tr11ops.cli.common import say
 from tr11ops.cli.context import emit
 from tr11ops.cli.status_watch import look_again
 from tr11ops.cli.terminal import drawing_console, status_screen
+from trainer.contract.errors import UNOBSERVED
 from trainer.contract.record import Record
 
 if TYPE_CHECKING:
@@ -23,15 +24,6 @@ WATCH_SECONDS = 300.0
 LONGEST_WAIT_SECONDS = 60.0  # of one look: longer than that no one sits before a terminal
 LONGEST_WATCH_WAIT_SECONDS = 900.0  # between two looks, whatever the hub asks for
 SHORTEST_WATCH_SECONDS = 30.0  # the hub is everyone's, and the run's news are hourly
-UNOBSERVED = 3
-
-
-class HubSilent(Refusal):
-    """The hub did not answer; `wait` is how long it asked to be left alone, in seconds."""
-
-    def __init__(self, text: str, wait: float) -> None:
-        super().__init__(text, UNOBSERVED)
-        self.wait = wait
 
 
 class RemoteLook(Record):
@@ -65,7 +57,7 @@ class RemoteReader:
     is_watching: bool = False
 
     def look(self) -> RemoteLook:
-        """Raises Refusal: what is asked for is not there or not for us; HubSilent: nothing may be concluded."""
+        """Raises Refusal: what is asked for is not there or not for us; HubUnavailable: nothing may be concluded."""
         from tr11ops.base.errors import HubPermanentError, HubUnavailable
         from tr11ops.status.remote import NoSuchVariant
 
@@ -76,7 +68,7 @@ class RemoteReader:
             raise Refusal(f"{where}: {error}") from None
         except HubUnavailable as error:
             words = str(error) if self.is_watching else f"{where}: {error}: nothing may be concluded"
-            raise HubSilent(words, min(error.wait, LONGEST_WATCH_WAIT_SECONDS)) from None
+            raise HubUnavailable(words, min(error.wait, LONGEST_WATCH_WAIT_SECONDS)) from None
         except NoSuchVariant as error:
             shown = ", ".join(error.variants[:20]) or "none"
             raise Refusal(f"{where}: choose a variant with --variant; there are logs of: {shown}", 2) from None

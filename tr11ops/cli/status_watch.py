@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from tr11ops.base.errors import Refusal
 from tr11ops.base.units import duration
 from tr11ops.cli.common import say
 from tr11ops.cli.context import emit
 from tr11ops.cli.terminal import drawing_console
+from trainer.contract.errors import Tr11Error
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -123,7 +123,7 @@ def _looks(view: Callable[[], WatchFrame], seconds: float) -> Iterator[WatchFram
 
 def _words(error: Exception) -> str:
     """What failed, on one line."""
-    kind = "" if isinstance(error, Refusal) else f"{type(error).__name__}: "
+    kind = "" if isinstance(error, Tr11Error) else f"{type(error).__name__}: "
     return " ".join(f"{kind}{error}".split())
 
 

@@ -6,9 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
-
-import typer
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tr11ops.base import deadline
 from tr11ops.base.errors import Refusal, SchedulerError
@@ -44,9 +42,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 POLL_SECONDS = 1.0
-ReasonOption = Annotated[
-    str, typer.Option("--reason", metavar="TEXT", help="Kept with the request, and in the journal.")
-]
 
 
 class StopContext(Record):

@@ -84,8 +84,8 @@ def test_a_run_directory_that_never_answers(
         ("alerts digest", "tr11ops.cli.alerts.observe"),
         ("backup plan", "tr11ops.cli.backup_plan.read_copies"),
         ("kill --dry-run", "tr11ops.cli.stopping.place_fault"),
-        ("kill --dry-run", "tr11ops.cli.kill.read_request"),
-        ("pause --dry-run", "tr11ops.cli.pause.read_request"),
+        ("kill --dry-run", "tr11ops.cli.stop.read_request"),
+        ("pause --dry-run", "tr11ops.cli.stop.read_request"),
         ("resume --dry-run", "tr11ops.cli.resume.read_request"),
     ],
 )
@@ -110,7 +110,7 @@ def test_a_switch_that_cannot_be_read_back_is_set(
     only_what_hangs_is_late(monkeypatch)
     switch = run_directory(bench).kill_switch
     monkeypatch.setattr(
-        "tr11ops.cli.kill.read_request", lambda path, kind: hang() if switch.exists() else read_request(path, kind)
+        "tr11ops.cli.stop.read_request", lambda path, kind: hang() if switch.exists() else read_request(path, kind)
     )
     answer = bench.kill("--yes")
     assert answer.code == 0 and switch.exists() and f"kill switch set: {switch}" in answer.err
@@ -143,6 +143,6 @@ def test_receipts_that_do_not_answer_end_no_stop(
 ) -> None:
     run_directory(bench).root.mkdir()
     only_what_hangs_is_late(monkeypatch)
-    monkeypatch.setattr("tr11ops.cli.kill.acknowledgements", hang)
+    monkeypatch.setattr("tr11ops.cli.stop.acknowledgements", hang)
     answer = bench.kill("--yes", "--json")
     assert answer.code == 0 and (answer.json["action"], answer.json["receipts"]) == ("set", None)

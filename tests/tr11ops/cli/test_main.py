@@ -152,7 +152,7 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
 
 def test_a_group_without_a_command_shows_its_help_alone() -> None:
     done = fresh(TYPED, "data")
-    assert done.returncode == main.EXIT_USAGE and "preprocess" in done.stdout + done.stderr
+    assert done.returncode == main.USAGE and "preprocess" in done.stdout + done.stderr
     assert "tr11: " not in done.stderr
     assert "(see tr11 data inspect --help)" in fresh(TYPED, "data", "inspect").stderr
 

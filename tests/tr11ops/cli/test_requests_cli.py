@@ -123,7 +123,7 @@ def test_a_check_of_the_arithmetic_shows_its_answer(bench: LocalBench) -> None:
     for step, message, code in ((40, "iteration 40: 8 ranks computed as before", 0), (None, "SILENT CORRUPTION", 1)):
         answer = CheckpointAnswer(request.id, step, message, 1.0, number)
         directory.paths.answer(request.id).write_text(json.dumps(to_builtins(answer)))
-        with patch("tr11ops.cli.compute_check.new_request", return_value=request):
+        with patch("tr11ops.cli.requests.new_request", return_value=request):
             told = tr11(bench, "compute-check", "--yes")
         assert told.code == code and message in told.out + told.err
 

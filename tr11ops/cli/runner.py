@@ -1,0 +1,76 @@
+"""The one way in which a command changes something: it shows its plan, asks, does it, and answers.
+
+A command makes a `Change` of what was typed and of what it sees, and hands it to `carry_out`, which alone obeys
+--dry-run, --yes and --json and ends with the exit code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from tr11ops.base.errors import Refusal
+from tr11ops.cli.common import agree, say
+from trainer.contract.record import Record
+
+if TYPE_CHECKING:
+    from tr11ops.cli.context import RunContext
+
+UNCHANGED = "nothing was changed (--dry-run)"
+
+
+class Outcome(Record):
+    """What a command answers: with --json the document, if there is one, else the lines; then the notes, on stderr.
+
+    `fault`: what is missing all the same, "" for nothing; it is the last line on stderr. `exit_code` is the command's.
+    """
+
+    document: Mapping[str, Any] | None = None
+    lines: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    exit_code: int = 0
+    fault: str = ""
+
+
+class Change(Record):
+    """What a command would change. `lines` are the plan, for a person, on stderr; `preview` is --dry-run's answer.
+
+    `question`: asked before it is applied, "" where no one has to be asked. `refusal`: why the plan, which is shown all
+    the same, cannot be carried out. `apply` does it, and raises Refusal where nothing came of it.
+    """
+
+    lines: Iterable[str]
+    question: str
+    apply: Callable[[], Outcome]
+    preview: Outcome = Outcome()
+    refusal: Refusal | None = None
+
+
+def carry_out(context: RunContext, change: Change) -> None:
+    """Show the change, ask, apply it and answer; with --dry-run only show it. Raises Refusal and typer.Exit."""
+    for line in change.lines:
+        say(line)
+    if change.refusal is not None:
+        raise change.refusal
+    if context.dry_run:
+        say(UNCHANGED)
+        finish(context, change.preview)
+        return
+    if change.question:
+        agree(change.question, context.yes)
+    finish(context, change.apply())
+
+
+def finish(context: RunContext, outcome: Outcome) -> None:
+    """Print a command's answer and end with its exit code. Raises Refusal and typer.Exit."""
+    context.emit(outcome.document, outcome.lines)
+    for note in outcome.notes:
+        say(note)
+    if outcome.fault and not (context.as_json and outcome.document):
+        raise Refusal(outcome.fault, outcome.exit_code)
+    if outcome.fault:  # the document is the whole of what is printed with --json
+        say(f"tr11: {outcome.fault}")
+    if outcome.exit_code:
+        raise typer.Exit(outcome.exit_code)
