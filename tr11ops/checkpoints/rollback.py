@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Literal
 
@@ -28,6 +28,7 @@ from trainer.config.card import TrainerConfig
 from trainer.contract.checkpoint_names import checkpoint_name, checkpoint_step
 from trainer.contract.files import now
 from trainer.contract.lease import LeaseClaim, LeaseFolder, clocks_of
+from trainer.contract.logline import StepRecord
 from trainer.contract.record import Record
 from trainer.contract.recovery import (
     BY_HAND,
@@ -108,6 +109,26 @@ def plan_rollback(
     note = {"kind": "roll-back", "to": step, "skip": str(event.skip) if data is not None else "nothing", "by": who}
     changed = RecoveryRecord((*record.events, event), PendingMoves(moves, checkpoint_name(step), note))
     return RollbackPlan("roll-back", step, catalogue.latest, changed, data)
+
+
+def not_finite_left(records: Sequence[StepRecord], to_step: int, skip: IterationRange | None) -> IterationRange | None:
+    """The range to pass over so that no iteration whose loss was no number is trained again; None where none would be.
+
+    `records`: the newest steps of the log, oldest first; those from before the training last went back do not count.
+    """
+    bad: list[int] = []
+    newer = math.inf
+    for record in reversed(records):
+        if record.iteration >= newer:
+            break
+        newer = record.iteration
+        is_passed = record.iteration <= to_step or (skip is not None and record.iteration in skip)
+        if not is_passed and not math.isfinite(record.lm_loss):
+            bad.append(record.iteration)
+    if not bad:
+        return None
+    ends = (*bad, skip.first, skip.last) if skip is not None else tuple(bad)
+    return IterationRange(min(ends), max(ends))
 
 
 def plan_undo(catalogue: Catalogue, record: RecoveryRecord, who: str) -> RollbackPlan:

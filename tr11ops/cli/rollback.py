@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tr11ops.base.errors import NotPossible, Refusal, TrainerAlive
+from tr11ops.base.observed import known
 from tr11ops.base.units import counted
 from tr11ops.checkpoints.rollback import (
     SkipFrom,
@@ -14,6 +15,7 @@ from tr11ops.checkpoints.rollback import (
     claimed,
     finish_pending,
     needs_reading,
+    not_finite_left,
     plan_rollback,
     plan_undo,
 )
@@ -25,6 +27,7 @@ from tr11ops.cli.common import DryRunOption, ReasonOption, YesOption, agree, say
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext
 from tr11ops.cli.stopping import StopContext, run_to_stop
 from tr11ops.cluster.pending_reasons import is_held
+from tr11ops.observe.files import read_steps
 from tr11ops.rundir.claims import ClaimTaken
 from trainer.contract.checkpoint_names import read_latest
 from trainer.contract.errors import RangeError
@@ -35,7 +38,7 @@ if TYPE_CHECKING:
     from tr11ops.checkpoints.catalogue import Catalogue
     from tr11ops.checkpoints.rollback import RollbackPlan, Skip
     from tr11ops.queue.stop import StopView
-    from trainer.contract.recovery import RecoveryRecord
+    from trainer.contract.recovery import IterationRange, RecoveryRecord
 
 SCHEMA = 1
 FILES_AT_ONCE = 8
@@ -102,18 +105,21 @@ def rollback(
             context.emit({"schema": SCHEMA, "action": "finished", "to_step": step})
             return
     plan = _plan(run, view, record, step, wanted, open_catalogue(run.card))
+    wider = _wider_skip(run, plan)
     for line in [*_lines(plan), *_queue_lines(view, plan)]:
         say(line)
+    if wider is not None:
+        say(_not_finite_line(plan, wider))
     if plan.changes_nothing or dry_run:
         say("nothing was changed (--dry-run)" if dry_run else f"step {plan.to_step} is what a launch resumes from")
-        context.emit(_document(run, view, plan, "planned" if dry_run else "nothing"))
+        context.emit(_document(run, view, plan, "planned" if dry_run else "nothing", wider=wider))
         return
     agree("Go back?" if plan.action == "roll-back" else "Put it back?", yes)
     if plan.action == "roll-back":
         _verify(run, plan.to_step)
     _apply(run, view, record, step, wanted, plan, why)
     _say_done(run, view, plan.to_step)
-    context.emit(_document(run, view, plan, "rolled-back" if plan.action == "roll-back" else "undone"))
+    context.emit(_document(run, view, plan, "rolled-back" if plan.action == "roll-back" else "undone", wider=wider))
 
 
 def _parse_skip(text: str) -> Skip:
@@ -161,6 +167,14 @@ def _plan(
         raise Refusal(f"{error}. Nothing was changed") from None
     except OSError as error:
         raise Refusal(f"{catalogue.folder} cannot be read: {error.strerror or error}. Nothing was changed", 3) from None
+
+
+def _wider_skip(run: StopContext, plan: RollbackPlan) -> IterationRange | None:
+    """What has to be passed over so that no iteration is trained again that was not finite; None where all are."""
+    if plan.action != "roll-back":
+        return None
+    records = [step.record for step in known(read_steps(run.directory.paths), ())]
+    return not_finite_left(records, plan.to_step, None if plan.skip is None else plan.skip.range)
 
 
 # ----------------------------------------------------------------------------- doing
@@ -242,6 +256,11 @@ def _lines(plan: RollbackPlan) -> list[str]:
     return lines
 
 
+def _not_finite_line(plan: RollbackPlan, wider: IterationRange) -> str:
+    left = "other iterations were" if plan.skip is not None else "iterations after it were"
+    return f"warning:    {left} not finite: --skip {wider} passes over them all"
+
+
 def _queue_lines(view: StopView, plan: RollbackPlan) -> list[str]:
     lines = []
     for job in view.queued:
@@ -270,7 +289,9 @@ def _say_done(run: StopContext, view: StopView, step: int | None) -> None:
     say(f"next:       {_next(run, view)}")
 
 
-def _document(run: StopContext, view: StopView, plan: RollbackPlan, action: str) -> dict[str, Any]:
+def _document(
+    run: StopContext, view: StopView, plan: RollbackPlan, action: str, *, wider: IterationRange | None
+) -> dict[str, Any]:
     skip = plan.skip
     return {
         "schema": SCHEMA,
@@ -283,5 +304,6 @@ def _document(run: StopContext, view: StopView, plan: RollbackPlan, action: str)
         "skip": None
         if skip is None
         else {"first": skip.range.first, "last": skip.range.last, "samples": skip.samples, "tokens": skip.tokens},
+        "skip_needed": None if wider is None else str(wider),
         "queued": [job.job_id for job in view.queued],
     }

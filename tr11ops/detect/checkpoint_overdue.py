@@ -11,6 +11,7 @@ from tr11ops.base.observed import Unknown, known
 from tr11ops.base.units import duration
 from tr11ops.detect.filesystem_full import make_room
 from tr11ops.detect.finding import Finding, Severity
+from tr11ops.detect.pass_over import skipped_iterations
 from tr11ops.observe import derived, normal_silence
 from tr11ops.observe.snapshot import Checkpoint, Snapshot
 from tr11ops.observe.training import TrainingEvent
@@ -31,7 +32,8 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """Counts iterations, and minutes of training, since the newest sound checkpoint, while a job is active.
 
     Only what that job itself has trained: what an attempt before it left unsaved is lost already, or was given up by
-    a roll-back. A save that is under way may take as long as one has taken, and more.
+    a roll-back; what is passed over was not trained. A save that is under way may take as long as one has taken, and
+    more.
     """
     checkpoints = snapshot.checkpoints
     if isinstance(checkpoints, Unknown) or not snapshot.active_jobs:
@@ -42,14 +44,15 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     saved = sound.step if sound else 0
     trained = derived.iteration_of(snapshot, snapshot.active_jobs)
     done = saved if trained is None else trained
-    intervals, title = max(_of_iterations(snapshot, sound, done), _of_minutes(snapshot, sound))
+    unsaved = max(0, done - saved - skipped_iterations(snapshot, saved, done))
+    intervals, title = max(_of_iterations(snapshot, unsaved), _of_minutes(snapshot, sound))
     failed = _failed_since(snapshot, sound)
     is_late = intervals > WARN_INTERVALS and not _is_saving(snapshot)
     if not is_late and failed is None:
         return
     if not is_late and failed is not None:
         title = f"the save of step {failed.values.get('step')} failed"
-    unsaved, pace = max(0, done - saved), derived.seconds_per_iteration(snapshot)
+    pace = derived.seconds_per_iteration(snapshot)
     at_stake = "" if pace is None else f", {duration(unsaved * pace)} of work"
     since = f"since {sound.step}" if sound else "and none was ever saved"
     save, is_for_room = derived.command(snapshot, "checkpoint-now --wait"), _is_for_want_of_room(snapshot, failed)
@@ -88,12 +91,11 @@ def _why_failed(failed: TrainingEvent | None) -> Iterator[str]:
         yield from (str(failed.values[name]) for name in ("said", "why") if failed.values.get(name))
 
 
-def _of_iterations(snapshot: Snapshot, sound: Checkpoint | None, done: int) -> tuple[float, str]:
+def _of_iterations(snapshot: Snapshot, unsaved: int) -> tuple[float, str]:
     """How many save intervals are not saved, and the sentence that says so."""
     interval = snapshot.run.checkpoint_interval
     if interval is None:
         return 0.0, ""
-    unsaved = done - (sound.step if sound else 0)
     return unsaved / interval, f"no checkpoint for {unsaved} iterations (the interval is {interval})"
 
 

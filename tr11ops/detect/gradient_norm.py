@@ -17,13 +17,15 @@ from tr11ops.observe.snapshot import Snapshot
 BOUND = "`recovery.gradient_factor` (10) times, on 2 lines in a row"
 SEVERITIES = "WARNING, INFO once over"
 NAME = "gradient-norm"
-NEEDS = ("jobs", "steps")
+NEEDS = ("jobs", "steps", "training.events")
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """More than 10 times its median on two consecutive lines: a single line is noise. Looks at the last 50."""
     steps, facts = known(snapshot.steps, ()), snapshot.run.training
-    highs = series.recent_highs(steps, lambda record: record.grad_norm, facts.gradient_factor, facts.window)
+    seen = series.recent_highs(steps, lambda record: record.grad_norm, facts.gradient_factor, facts.window)
+    undone = series.undone_lines(snapshot)
+    highs = tuple(high for high in seen if high.index not in undone)
     pairs = [(one, two) for one, two in pairwise(highs) if two.index == one.index + 1]
     if not pairs or not snapshot.active_jobs:
         return

@@ -9,31 +9,37 @@ import math
 from collections.abc import Iterator
 
 from tr11ops.base.observed import Unknown, known
+from tr11ops.base.units import counted
 from tr11ops.detect import series
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.pass_over import after_passing, is_rollback, iterations, pass_over
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Snapshot, Step
+from trainer.contract.logline import StepRecord
 
 BOUND = "one line"
-SEVERITIES = "CRITICAL"
+SEVERITIES = "CRITICAL, INFO once it went back and has still to pass it"
 NAME = "loss-not-finite"
-NEEDS = ("steps",)
+NEEDS = ("steps", "training.events")
 LOOK = "checkpoints list"  # where it began is not known: which checkpoint is from before?
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """Looks at the last step only: a training that recovered by itself has skipped the bad batch.
 
-    Silent once the run was rolled back: what the next launch trains has no loss yet.
+    A remark once the run has gone back, by a roll-back or another launch, until an iteration after the last bad one is
+    a number: what it trains before that was never bad.
     """
     steps = known(snapshot.steps, ())
-    if not steps or math.isfinite(steps[-1].record.lm_loss) or derived.is_rolled_back(snapshot):
+    if not steps:
+        return
+    if math.isfinite(steps[-1].record.lm_loss) or derived.is_rolled_back(snapshot):
+        yield from _to_be_passed(snapshot, steps)
         return
     began = _first_of_row(steps)
     first, last = steps[began].record, steps[-1].record
     at_least = "" if began else " at least"
-    evidence = [f"iteration {last.iteration}: lm loss {last.lm_loss}, grad norm {last.grad_norm}"]
+    evidence = [f"iteration {last.iteration}: lm loss {last.lm_loss}, {_norm_of(last)}", *_dropped(steps[began:])]
     stop = derived.command(snapshot, "kill --now --wait") if _may_train(snapshot) else ""
     fix, then = derived.command(snapshot, LOOK), tuple[str, ...]()
     if not at_least:  # else it is not known where it began
@@ -62,6 +68,51 @@ def _after_stop(snapshot: Snapshot, command: str) -> tuple[str, ...]:
     if command == derived.command(snapshot, LOOK):
         return (command,)
     return derived.command(snapshot, "kill --release"), command  # a launch, which a kill switch would refuse
+
+
+def _norm_of(record: StepRecord) -> str:
+    """The gradient norm in words; the record of a step keeps no norm that is infinite or no number."""
+    return "grad norm not finite" if record.grad_norm is None else f"grad norm {record.grad_norm:.4g}"
+
+
+def _dropped(row: tuple[Step, ...]) -> Iterator[str]:
+    """How many updates the optimizer dropped since the row began: those did not change the weights."""
+    dropped = sum(step.record.skipped_iterations for step in row)
+    if dropped:
+        updates = counted(dropped, "update was", "updates were")
+        yield f"{updates} dropped since then (skipped iterations): those left the weights as they were"
+
+
+def _to_be_passed(snapshot: Snapshot, steps: tuple[Step, ...]) -> Iterator[Finding]:
+    """The newest row of losses that were no numbers from which the run has gone back, and which it has not passed."""
+    ends = [*_turns_back(steps), *([len(steps)] if derived.is_rolled_back(snapshot) else [])]
+    for end in reversed(ends):
+        last = _last_bad(steps[:end])
+        if last is None:
+            continue
+        first_iteration, last_iteration = (
+            steps[_first_of_row(steps[: last + 1])].record.iteration,
+            steps[last].record.iteration,
+        )
+        reached = max((step.record.iteration for step in steps[end:]), default=0)
+        if reached > last_iteration:
+            continue
+        yield Finding(
+            NAME,
+            Severity.INFO,
+            f"the loss was not a number in {iterations(first_iteration, last_iteration)}",
+            evidence=(
+                f"the run has gone back since: this is over when an iteration after {last_iteration} is a number",
+            ),
+            is_to_be_passed=True,
+        )
+        return
+
+
+def _last_bad(steps: tuple[Step, ...]) -> int | None:
+    """The index of the last line that is no number, where the training had not recovered from it."""
+    recent = range(len(steps) - 1, max(-1, len(steps) - 1 - series.LEARNING_LINES), -1)
+    return next((index for index in recent if not math.isfinite(steps[index].record.lm_loss)), None)
 
 
 def _first_of_row(steps: tuple[Step, ...]) -> int:

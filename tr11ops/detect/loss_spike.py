@@ -15,16 +15,24 @@ from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Snapshot
 
 BOUND = "`recovery.loss_factor` (2) times, among the last 50 lines"
-SEVERITIES = "CRITICAL, WARNING once over"
+SEVERITIES = "CRITICAL, WARNING once over, INFO once a person rolled it back"
 NAME = "loss-spike"
 NEEDS = ("jobs", "steps", "training.events")
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
-    """Looks at the last 50 lines: CRITICAL while it lasts, a warning once the loss is back or was rolled back."""
+    """Looks at the last 50 lines: CRITICAL while it lasts, a warning once the loss is back or was rolled back.
+
+    A remark once a person has rolled it back, until the training has come past it.
+    """
     steps, facts = known(snapshot.steps, ()), snapshot.run.training
-    highs = series.recent_highs(steps, lambda record: record.lm_loss, facts.loss_factor, facts.window)
-    if not highs or not snapshot.active_jobs:
+    seen = series.recent_highs(steps, lambda record: record.lm_loss, facts.loss_factor, facts.window)
+    undone = series.undone_lines(snapshot)
+    highs = tuple(high for high in seen if high.index not in undone)
+    if not snapshot.active_jobs:
+        return
+    if not highs:
+        yield from _rolled_back(snapshot, seen)
         return
     first, last = highs[0], highs[-1]
     peak = max(highs, key=lambda high: high.value)
@@ -47,6 +55,24 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         else f"the loss had a spike {span}",
         evidence=tuple(evidence),
         fix=derived.command(snapshot, "logs"),
+    )
+
+
+def _rolled_back(snapshot: Snapshot, highs: tuple[series.High, ...]) -> Iterator[Finding]:
+    """A spike that a person has rolled back, as long as what trains has not come past it."""
+    if not highs:
+        return
+    steps, last = known(snapshot.steps, ()), highs[-1].index
+    iteration = steps[last].record.iteration
+    if any(step.record.iteration > iteration for step in steps[last + 1 :]):
+        return
+    yield Finding(
+        NAME,
+        Severity.INFO,
+        f"the loss had a spike up to iteration {iteration}, and was rolled back",
+        evidence=(f"this is over when the training has come past iteration {iteration}",),
+        fix=derived.command(snapshot, "logs"),
+        is_to_be_passed=True,
     )
 
 

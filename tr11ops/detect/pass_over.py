@@ -1,12 +1,15 @@
-"""The command that goes back before some iterations and passes over their data. Shared by detectors; pure."""
+"""Iterations whose data are passed over: the command for it, and how many there are. Shared by detectors; pure."""
 
 from __future__ import annotations
 
 import shlex
+from contextlib import suppress
 
 from tr11ops.base.observed import known
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Snapshot
+from trainer.contract.errors import RangeError
+from trainer.schedule.skip import merge_ranges, parse_range
 
 
 def pass_over(snapshot: Snapshot, first: int, last: int, lasts: bool = False) -> str:
@@ -44,3 +47,12 @@ def after_passing(snapshot: Snapshot, passing: str) -> tuple[str, ...]:
 def iterations(first: int, last: int) -> str:
     """These iterations in words."""
     return f"iteration {first}" if first == last else f"iterations {first} to {last}"
+
+
+def skipped_iterations(snapshot: Snapshot, after: int, last: int) -> int:
+    """How many of the iterations behind `after`, up to `last`, are passed over: by the card, or by a roll-back."""
+    ranges = list(snapshot.run.training.skip_ranges)
+    for event in derived.standing_rollbacks(snapshot):
+        with suppress(RangeError):  # "nothing"
+            ranges.append(parse_range(str(event.values.get("skip"))))
+    return sum(max(0, min(one.last, last) - max(one.first, after + 1) + 1) for one in merge_ranges(ranges))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from statistics import median
 
 from tr11ops.base.observed import known
+from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Snapshot, Step
 from trainer.contract.logline import StepRecord
 from trainer.contract.record import Record
@@ -49,6 +50,21 @@ def recent_highs(
                 continue
         usual.append(value)
     return tuple(found)
+
+
+def undone_lines(snapshot: Snapshot) -> frozenset[int]:
+    """Indices of the lines that a person's roll-back has undone: what they showed, that person knew."""
+    steps, undone = known(snapshot.steps, ()), set[int]()
+    for event in derived.standing_rollbacks(snapshot):
+        to = event.values.get("to")
+        if not event.values.get("by") or not isinstance(to, int):
+            continue
+        undone |= {
+            index
+            for index, step in enumerate(steps)
+            if step.time is not None and step.time <= event.time and step.record.iteration > to
+        }
+    return frozenset(undone)
 
 
 def restarts(steps: tuple[Step, ...]) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from tr11ops.cluster.pending_reasons import JobReason, Wait, reason_of, reason_o
 from tr11ops.observe import normal_silence
 from tr11ops.observe.placement import is_shut, misplaced, too_few_usable
 from tr11ops.observe.snapshot import Attempt, KillSwitch, Snapshot, newest_attempt
-from tr11ops.observe.training import TRAINING_PHASES
+from tr11ops.observe.training import TRAINING_PHASES, TrainingEvent
 from tr11ops.rundir.paths import parse_comment
 from tr11ops.rundir.step_time import usual_step_seconds
 from trainer.contract.end_marker import EndMarker
@@ -269,6 +269,17 @@ def is_rolled_back(snapshot: Snapshot) -> bool:
         return False
     last = max(turns, key=lambda event: event.time)
     return last.kind == ROLL_BACK and last.time >= newest.time
+
+
+def standing_rollbacks(snapshot: Snapshot) -> tuple[TrainingEvent, ...]:
+    """The notes of the roll-backs that were not undone, oldest first, as far as the log's end reaches."""
+    standing: list[TrainingEvent] = []
+    for event in known(snapshot.training.events, ()):
+        if event.kind == ROLL_BACK:
+            standing.append(event)
+        elif event.kind in ROLL_BACK_EVENTS and standing:
+            standing.pop()  # an undo takes back the last one
+    return tuple(standing)
 
 
 def total_iterations(snapshot: Snapshot) -> int | None:

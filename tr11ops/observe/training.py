@@ -15,6 +15,7 @@ from tr11ops.rundir.kept_stacks import KeptStacks
 from trainer.contract.compute_record import ComputeTimes
 from trainer.contract.phases import STEPPING
 from trainer.contract.record import Record
+from trainer.contract.recovery import IterationRange
 
 TRAINING_PHASES = (*STEPPING, "data-wait")  # in which iterations are to be finished
 
@@ -24,7 +25,8 @@ class TrainingFacts(Record):
 
     `stall_iterations`: iteration times without a new iteration that count as a stall. `slow_percent`: see `[watch]`.
     `gradient_factor` and `loss_factor`: how far above its median a value is a spike. `log_interval`: iterations for
-    each line of the log. `checkpoint_minutes`: between two saves, None where iterations alone count.
+    each line of the log. `checkpoint_minutes`: between two saves, None where iterations alone count. `skip_ranges`:
+    the iterations whose data the card passes over.
     """
 
     stall_iterations: float = 10.0
@@ -34,6 +36,7 @@ class TrainingFacts(Record):
     window: int = 100
     log_interval: int = 1
     checkpoint_minutes: float | None = None
+    skip_ranges: tuple[IterationRange, ...] = ()
 
 
 class Phase(Record):

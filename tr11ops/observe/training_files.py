@@ -31,6 +31,7 @@ from trainer.contract.metrics_record import STEP, parse_record
 from trainer.contract.paths import RunPaths
 from trainer.contract.phases import PhaseRecord, parse_phase
 from trainer.contract.state_file import open_for_reading, read_json
+from trainer.schedule.skip import parse_ranges
 
 if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard
@@ -52,6 +53,7 @@ def training_facts(card: RunCard) -> TrainingFacts:
         window=card.recovery.window,
         log_interval=card.logging.interval,
         checkpoint_minutes=card.checkpoint.interval_minutes,
+        skip_ranges=parse_ranges(card.data.skip_ranges),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -15,12 +16,14 @@ from tests.tr11ops.cli.local_bench import Answer, LocalBench
 from tests.tr11ops.cli.run_folder import run_directory
 from tests.tr11ops.cli.trainings import running
 from tests.tr11ops.launch.run_inputs import write_checkpoint
+from tests.tr11ops.status_cases import record
 from tr11ops.base.errors import SchedulerError
 from tr11ops.cluster.local import LocalScheduler
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.checkpoint_names import checkpoint_steps, read_latest
 from trainer.contract.files import write_atomically
 from trainer.contract.lease import Lease, LeaseClaim, LeaseFolder
+from trainer.contract.logline import format_step
 from trainer.contract.recovery import PendingMoves, RecoveryRecord, read_recovery, write_recovery
 
 
@@ -73,6 +76,31 @@ def test_a_skip_without_an_end_goes_as_far_as_the_training_had_come_when_it_is_t
     write_checkpoint(directory.paths.checkpoints, 7)
     done = rollback(bench, "4", "--skip", "5-", "--yes", "--json")
     assert (done.code, done.json["skip"]["first"], done.json["skip"]["last"]) == (0, 5, 7)
+
+
+@pytest.mark.parametrize(
+    ("words", "needed"),
+    [
+        (("2", "--skip", "5-6"), "5-8"),
+        (("2", "--skip", "7-8"), "5-8"),
+        (("2",), "5-8"),
+        (("2", "--skip", "5-"), None),
+        (("2", "--skip", "3-9"), None),
+    ],
+)
+def test_iterations_that_were_not_finite_and_would_be_trained_again_are_named(
+    bench: LocalBench, words: tuple[str, ...], needed: str | None
+) -> None:
+    """A range that was read in a mail is too short by the time that the run has stopped."""
+    directory = saved(bench)
+    losses = {3: 4.0, 4: 4.0, 5: math.nan, 6: 3.9, 7: math.nan, 8: math.nan}
+    lines = [format_step(record(iteration, lm_loss=loss)) for iteration, loss in ({7: math.nan} | losses).items()]
+    directory.paths.main_log.parent.mkdir(parents=True, exist_ok=True)
+    directory.paths.main_log.write_text("".join(f"{line}\n" for line in lines))
+    shown = rollback(bench, *words, "--dry-run", "--json")
+    assert shown.json["skip_needed"] == needed
+    assert (f"--skip {needed} passes over them all" in shown.err) is (needed is not None)
+    assert all(len(line) <= 80 for line in shown.err.splitlines())
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ from tr11ops.observe.training import LaunchEnd, Phase, TrainingEvent
 from tr11ops.rundir.hold_records import HoldRecord
 from tr11ops.rundir.paths import Submission
 from trainer.contract.end_marker import EndMarker
+from trainer.contract.recovery import IterationRange
 
 
 def found(given: Snapshot, detector: str) -> list[Finding]:
@@ -353,7 +354,64 @@ BAD_STEPS = (*steps(age=HOUR)[:-3], *map(no_number, steps(age=HOUR)[-3:]))
 )
 def test_what_was_rolled_back_past_is_over(events: tuple[TrainingEvent, ...], told: int) -> None:
     for seen in (idle(steps=BAD_STEPS, events=events), snapshot(steps=BAD_STEPS, events=events)):
-        assert len(found(seen, "loss-not-finite")) == told
+        findings = found(seen, "loss-not-finite")
+        assert [finding.severity.name for finding in findings] == ["CRITICAL" if told else "INFO"]
+
+
+def test_a_loss_that_was_no_number_is_over_when_an_iteration_after_it_is_one() -> None:
+    """A launch that went back trains at first what was never bad."""
+    back = noted("roll-back", HOUR / 2)
+    bad = tuple(replace(step, time=NOW - HOUR) for step in BAD_STEPS)
+    at = bad[-1].record.iteration
+    again = tuple(replace(step, time=NOW - 60, job_id="1008") for step in steps(3, last=at - 3))
+    (finding,) = found(snapshot(steps=(*bad, *again), events=(back,)), "loss-not-finite")
+    assert (finding.severity, finding.is_to_be_passed) == (Severity.INFO, True)
+    assert finding.title == f"the loss was not a number in iterations {at - 2} to {at}"
+    beyond = replace(again[-1], record=replace(again[-1].record, iteration=at + 1))
+    assert found(snapshot(steps=(*bad, *again, beyond), events=(back,)), "loss-not-finite") == []
+    (finding,) = found(snapshot(steps=(*bad, *again, no_number(beyond)), events=(back,)), "loss-not-finite")
+    assert finding.severity is Severity.CRITICAL
+
+
+def test_what_was_dropped_is_said_where_the_loss_is_no_number() -> None:
+    dropped = tuple(
+        replace(step, record=replace(step.record, grad_norm=None, skipped_iterations=1)) for step in BAD_STEPS[-3:]
+    )
+    (finding,) = found(snapshot(steps=(*BAD_STEPS[:-3], *dropped)), "loss-not-finite")
+    assert finding.evidence[0].endswith("lm loss nan, grad norm not finite")
+    assert finding.evidence[1].startswith("3 updates were dropped since then (skipped iterations)")
+
+
+def spike_that_was_rolled_back(last: int, **values: object) -> Snapshot:
+    """A spike at the last iteration of an attempt, a roll-back to twenty before, and what is trained since."""
+    lines = steps(60, age=HOUR)
+    spike = replace(lines[-1], record=replace(lines[-1].record, lm_loss=40.0))
+    at = spike.record.iteration
+    again = tuple(replace(step, time=NOW - 60, job_id="1008") for step in steps(3, last=at + last))
+    event = TrainingEvent("roll-back", NOW - HOUR / 2, "", {"to": at - 20, "skip": f"{at - 5}-{at}", **values})
+    return snapshot(steps=(*lines[:-1], spike, *again), events=(event,))
+
+
+def test_a_spike_that_a_person_rolled_back_is_no_warning() -> None:
+    (finding,) = found(spike_that_was_rolled_back(-10, by="ann"), "loss-spike")
+    assert (finding.severity, finding.is_to_be_passed) == (Severity.INFO, True)
+    assert found(spike_that_was_rolled_back(2, by="ann"), "loss-spike") == []
+    (finding,) = found(spike_that_was_rolled_back(2), "loss-spike")
+    assert finding.severity is Severity.WARNING, "the trainer's own: no one may know of it"
+
+
+def test_iterations_that_are_passed_over_are_not_unsaved() -> None:
+    saved, event = (
+        checkpoints(31_000),
+        TrainingEvent("roll-back", NOW - 10 * HOUR, "", {"to": 31_000, "skip": "31011-31100"}),
+    )
+    assert found(snapshot(checkpoints=saved), "checkpoint-overdue") != []
+    assert found(snapshot(checkpoints=saved, events=(event,)), "checkpoint-overdue") == []
+    undone = TrainingEvent("roll-back-undone", NOW - 9 * HOUR, "", {"to": 31_000})
+    assert found(snapshot(checkpoints=saved, events=(event, undone)), "checkpoint-overdue") != []
+    skips = snapshot(checkpoints=saved)
+    facts = replace(skips.run.training, skip_ranges=(IterationRange(31_011, 31_100),))
+    assert found(replace(skips, run=replace(skips.run, training=facts)), "checkpoint-overdue") == []
 
 
 def test_where_nothing_trains_the_roll_back_is_what_helps_and_no_kill() -> None:
