@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from msgspec import to_builtins
 from msgspec.structs import replace
 
 from tr11ops import __version__
@@ -45,6 +44,7 @@ from tr11ops.rundir.meeting import remove_meeting_key, write_meeting_key
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.rundir.software import CodeIdentity
 from trainer.config.card import CardError, Problem
+from trainer.contract.documents import document
 from trainer.contract.end_marker import EXIT_ERROR, EXIT_FINE, EXIT_REFUSED
 from trainer.contract.files import host_name, write_json
 from trainer.contract.paths import END_MARKER_FILE, EXIT_TIME_FILE, STOP_REQUEST_FILE
@@ -227,9 +227,9 @@ def read_resolved(path: Path) -> tuple[dict[str, Any], RunCard]:
 def attempt_record(allocation: Allocation, card: Path, submission: str, code: CodeIdentity) -> dict[str, Any]:
     """What is kept of an attempt as `attempt.json`, beside what has changed since the last one."""
     return {
-        **to_builtins(allocation), "submission": submission, "card": str(card), "batch_host": host_name(),
+        **document(allocation), "submission": submission, "card": str(card), "batch_host": host_name(),
         "pid": os.getpid(), "start": time.time(), "python": sys.version.split()[0],
-        "versions": software_versions(), "code": code.document(),
+        "versions": software_versions(), "code": document(code),
     }  # fmt: skip
 
 

@@ -11,11 +11,10 @@ from pathlib import Path
 from statistics import median
 
 from trainer.contract.attempt import AttemptIdentity, tell
-from trainer.contract.documents import document
+from trainer.contract.documents import document, read_record
 from trainer.contract.files import host_name, write_unflushed
 from trainer.contract.paths import RunPaths
-from trainer.contract.record import Record
-from trainer.contract.state_file import read_json
+from trainer.contract.record import Finite, Record
 
 EVERY_STEPS = 10
 RECENT_STEPS = 20
@@ -52,55 +51,22 @@ class ComputeTimes(Record):
     rank: int
     host: str
     launch: int
-    time: float
+    time: Finite
     iteration: int
     steps: int
-    seconds: Mapping[str, float]
-    longest: float | None = None
+    seconds: Mapping[str, Finite]
+    longest: Finite | None = None
     stage: int | None = None
     part: int | None = None
-    processor: float | None = None
-    recent: tuple[float, ...] = ()
-    usual: float | None = None
-    windows: tuple[float, ...] = ()
+    processor: Finite | None = None
+    recent: tuple[Finite, ...] = ()
+    usual: Finite | None = None
+    windows: tuple[Finite, ...] = ()
 
     @classmethod
     def read(cls, path: Path) -> ComputeTimes | None:
         """What `path` holds, None when absent. Raises ValueError when it is malformed, OSError."""
-        value = read_json(path, LARGEST_BYTES)
-        if value is None:
-            return None
-        try:
-            found = cls(
-                rank=int(value["rank"]),
-                host=str(value["host"]),
-                launch=int(value["launch"]),
-                time=float(value["time"]),
-                iteration=int(value["iteration"]),
-                steps=int(value["steps"]),
-                seconds={str(part): float(seconds) for part, seconds in value["seconds"].items()},
-                longest=None if value.get("longest") is None else float(value["longest"]),
-                stage=None if value.get("stage") is None else int(value["stage"]),
-                part=None if value.get("part") is None else int(value["part"]),
-                processor=None if value.get("processor") is None else float(value["processor"]),
-                recent=tuple(float(seconds) for seconds in value.get("recent") or ()),
-                usual=None if value.get("usual") is None else float(value["usual"]),
-                windows=tuple(float(seconds) for seconds in value.get("windows") or ()),
-            )
-        except (KeyError, TypeError, AttributeError, OverflowError, ValueError) as error:
-            raise ValueError(f"{path} is no record of compute times: {error}") from None
-        times = (
-            found.time,
-            found.total,
-            found.longest or 0.0,
-            found.processor or 0.0,
-            found.usual or 0.0,
-            *found.recent,
-            *found.windows,
-        )
-        if not all(map(math.isfinite, times)):
-            raise ValueError(f"{path} holds a time that is no number")
-        return found
+        return read_record(cls, path, "a record of compute times", largest=LARGEST_BYTES)
 
     @property
     def total(self) -> float:

@@ -6,6 +6,7 @@ size or moment can be is an error that names the place (`$.nodes[2]`). What a ne
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Any, TypeVar
@@ -22,12 +23,26 @@ T = TypeVar("T")
 LARGEST_NUMBER = 1 << 62  # beyond it no count, size or moment is meant
 
 
-def record_of(kind: type[T], value: Mapping[str, Any]) -> T:
-    """The record of class `kind` that a JSON object holds. Raises ValueError, which names the place and the fault."""
-    for name, item in value.items():
+def record_of(kind: type[T], value: Any) -> T:
+    """The record of class `kind` that a JSON object holds; or a tuple or dict of records, by such a type.
+
+    Raises ValueError, which names the place and the fault.
+    """
+    for name, item in value.items() if isinstance(value, Mapping) else ():
         if isinstance(item, int) and abs(item) > LARGEST_NUMBER:
             raise ValueError(f"`{name}` is out of range")
     return msgspec.convert(value, kind, dec_hook=_decoded)
+
+
+def record_of_text(kind: type[T], text: bytes | str) -> T:
+    """The record of class `kind` in a line, or in all that a file says. Raises ValueError for anything else."""
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if not isinstance(value, dict):
+        raise ValueError("it is no JSON object")
+    return record_of(kind, value)
 
 
 def read_record(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from trainer.contract.documents import read_record
-from trainer.contract.record import Record
+from trainer.contract.record import Finite, Record
 
 
 class EndMarker(Record):
@@ -20,7 +20,7 @@ class EndMarker(Record):
     checkpoint_step: int | None
     restart: bool
     message: str
-    time: float
+    time: Finite
     host: str
     job_id: str
     launch: int = 0

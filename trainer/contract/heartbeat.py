@@ -6,7 +6,7 @@ from pathlib import Path
 
 from trainer.contract.documents import document, read_record
 from trainer.contract.files import write_unflushed
-from trainer.contract.record import Record
+from trainer.contract.record import Finite, Record
 
 
 class Heartbeat(Record):
@@ -21,7 +21,7 @@ class Heartbeat(Record):
     pid: int
     phase: str
     iteration: int
-    time: float
+    time: Finite
     job_id: str
     request: int = 0
 

@@ -26,6 +26,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from trainer.contract.checkpoint_names import LATEST_FILE
+from trainer.contract.documents import document, record_of_text
 from trainer.contract.errors import LeaseLost
 from trainer.contract.files import host_name, login_name
 from trainer.contract.numbered_files import NumberedFiles
@@ -190,19 +191,16 @@ _TAIL_BYTES = len(_tail(0, True))
 
 
 def _written(claim: LeaseClaim) -> bytes:
-    words = {
-        "job_id": claim.job_id, "launch": claim.launch, "host": claim.host, "pid": claim.pid, "user": claim.user,
-        "time": claim.time, "token": claim.token, "epoch": claim.epoch,
-    }  # fmt: skip
+    words = document(claim)
+    del words["held"], words["renewed"]
     return json.dumps(words, separators=(",", ":")).removesuffix("}").encode() + _tail(claim.renewed, claim.held)
 
 
 def _parse(epoch: int, content: bytes) -> LeaseClaim | None:
     """The claim in a file; None when it is unfinished or torn: it says no name, but its epoch counts."""
     try:
-        value = json.loads(content)
-        return LeaseClaim(**{**value, "epoch": epoch})
-    except (ValueError, TypeError):
+        return replace(record_of_text(LeaseClaim, content), epoch=epoch)
+    except ValueError:
         return None
 
 

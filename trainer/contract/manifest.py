@@ -9,11 +9,10 @@ from typing import Any
 
 from msgspec import field
 
-from trainer.contract.documents import document
+from trainer.contract.documents import record_of, write_record
 from trainer.contract.errors import NewerFormat
-from trainer.contract.files import write_json
 from trainer.contract.paths import MANIFEST_FILE
-from trainer.contract.record import Record
+from trainer.contract.record import Count, Finite, Record
 from trainer.contract.state_file import read_json
 
 MANIFEST_SCHEMA = 1
@@ -29,7 +28,7 @@ class FileEntry(Record):
     """One file of a checkpoint: path relative to the checkpoint's folder, bytes, SHA-256 in hexadecimal."""
 
     path: str
-    bytes: int
+    bytes: Count
     digest: str
 
 
@@ -43,7 +42,7 @@ class Manifest(Record):
     topology: Mapping[str, int]
     model: Mapping[str, Any]
     run_card_hash: str
-    created: float
+    created: Finite
     versions: Mapping[str, str] = field(default_factory=dict)
     job_id: str = ""
     digest_algorithm: str = DIGEST_ALGORITHM
@@ -60,7 +59,7 @@ class Manifest(Record):
 
     def write(self, folder: Path) -> None:
         """Write the manifest into the checkpoint's folder. Call it when every other file is on disk."""
-        write_json(folder / MANIFEST_FILE, document(self))
+        write_record(folder / MANIFEST_FILE, self)
 
     @classmethod
     def read(cls, folder: Path) -> Manifest | None:
@@ -87,9 +86,10 @@ class Manifest(Record):
                 raise NewerFormat(
                     f"{folder} has {value['digest_algorithm']!r} digests, this tr11 reads {DIGEST_ALGORITHM}"
                 )
-            entries = tuple(FileEntry(**entry) for entry in value.pop("files"))
-            return cls(files=entries, **value)
-        except (KeyError, TypeError) as error:
+            return record_of(cls, value)
+        except NewerFormat:
+            raise
+        except (KeyError, ValueError) as error:
             raise ValueError(f"{folder / MANIFEST_FILE} is not a manifest: {error}") from None
 
 

@@ -15,7 +15,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from trainer.contract.logline import LOSS_SUFFIX, StepRecord
 from trainer.contract.record import Record
@@ -47,7 +47,7 @@ class LayerMeasure(Record):
     output: tuple[float, ...]
 
 
-class MetricsRecord(NamedTuple):
+class MetricsRecord(Record):
     """One line. `time` (seconds since the epoch) is None where it is no finite number; `values` are all its keys."""
 
     kind: str

@@ -11,12 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace
-
 from trainer.contract.checkpoint_names import checkpoint_name
-from trainer.contract.documents import document
-from trainer.contract.errors import DamagedFile
-from trainer.contract.files import write_json
+from trainer.contract.documents import read_record, record_of, write_record
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
 from trainer.contract.sharing import make_shared
@@ -62,7 +58,7 @@ class Origin(Record):
     def write(self, paths: RunPaths) -> None:
         """Keep it as the origin of the variant whose paths these are. Raises OSError as the file system does."""
         make_shared(paths.origin.parent)
-        write_json(paths.origin, document(self))
+        write_record(paths.origin, self)
 
     @classmethod
     def read(cls, paths: RunPaths) -> Origin | None:
@@ -72,26 +68,15 @@ class Origin(Record):
     @classmethod
     def of_file(cls, path: Path) -> Origin | None:
         """As `read`, of the file itself."""
-        value = read_json(path)
-        if value is None:
-            return None
-        found = cls.of(value)
-        if found is None:
-            raise DamagedFile(path, "is not an Origin")
-        return found
+        return read_record(cls, path, "an origin")
 
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> Origin | None:
         """The origin from its JSON values; None for what is none."""
         try:
-            found = cls(**{name: value[name] for name in cls.__struct_fields__ if name in value})
-        except TypeError:
+            return record_of(cls, value)
+        except ValueError:
             return None
-        texts = (found.folder, found.run, found.job_id)
-        is_sound = isinstance(found.step, int) and isinstance(found.before, list | tuple)
-        if not is_sound or not all(isinstance(text, str) for text in texts):
-            return None
-        return replace(found, before=tuple(map(str, found.before)))
 
 
 def run_of_checkpoints(folder: Path) -> str:

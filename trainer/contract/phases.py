@@ -9,13 +9,12 @@ launch ended. Standard library only.
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Callable
 from pathlib import Path
 
-from trainer.contract.documents import document
-from trainer.contract.record import Record
+from trainer.contract.documents import document, record_of_text
+from trainer.contract.record import Finite, Record
 from trainer.contract.sharing import make_shared, open_shared
 from trainer.contract.state_file import read_bytes
 
@@ -28,7 +27,7 @@ STEPPING = ("training", "compiling")  # in which a step is done
 class PhaseRecord(Record):
     """The begin of a phase: seconds since the epoch, the iteration that was done by then, the launch it belongs to."""
 
-    time: float
+    time: Finite
     phase: str
     iteration: int
     launch: int
@@ -93,10 +92,6 @@ def read_phases(path: Path) -> tuple[PhaseRecord, ...]:
 def parse_phase(line: bytes | str) -> PhaseRecord | None:
     """The record in one line, or None if the line is none."""
     try:
-        value = json.loads(line)
-        record = PhaseRecord(
-            float(value["time"]), str(value["phase"]), int(value["iteration"]), int(value["launch"])
-        )  # fmt: skip
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        return record_of_text(PhaseRecord, line)
+    except ValueError:
         return None
-    return record if math.isfinite(record.time) else None

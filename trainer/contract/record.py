@@ -6,15 +6,21 @@
 
 A record is made, compared, hashed, copied and pickled by its fields. It is read from JSON by its annotations
 (`trainer.contract.documents`) and written by `msgspec.to_builtins`; `msgspec.structs` has `replace` and `fields`.
+`Finite`, `Amount` and `Count` are numbers whose range is checked as they are read.
 A class of msgspec is defined in the thirtieth part of the time of a dataclass, and a command imports hundreds.
 A record with a `cached_property` is declared with `dict=True`.
 """
 
 from __future__ import annotations
 
-from typing import dataclass_transform
+from typing import Annotated, dataclass_transform
 
 import msgspec
+
+_LARGEST = 1e18  # beyond it no count, size or moment is meant
+Finite = Annotated[float, msgspec.Meta(ge=-_LARGEST, le=_LARGEST)]  # no NaN, no infinity
+Amount = Annotated[float, msgspec.Meta(ge=0, le=_LARGEST)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))

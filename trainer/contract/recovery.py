@@ -15,7 +15,7 @@ from typing import Any, Literal
 from msgspec import field
 
 from trainer.contract.checkpoint_names import checkpoint_name, checkpoint_step
-from trainer.contract.documents import document
+from trainer.contract.documents import document, record_of
 from trainer.contract.files import write_json
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
@@ -102,6 +102,9 @@ class RecoveryEvent(Record):
     latest: str = ""
     who: str = ""
 
+    def __post_init__(self) -> None:
+        _check_moves(self.moved)
+
     @property
     def skip(self) -> IterationRange:
         return IterationRange(self.skip_first, self.skip_last)
@@ -120,6 +123,9 @@ class PendingMoves(Record):
     moves: Moves
     latest: str = ""
     note: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_moves(self.moves)
 
 
 class RecoveryRecord(Record):
@@ -180,7 +186,7 @@ def read_recovery(paths: RunPaths) -> RecoveryRecord:
     try:
         events = tuple(_event(entry) for entry in variants.get(paths.variant, []))
         unfinished = pending.get(paths.variant)
-        return RecoveryRecord(events, None if unfinished is None else _pending(unfinished))
+        return RecoveryRecord(events, None if unfinished is None else record_of(PendingMoves, unfinished))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{recovery_path(paths)} is damaged ({error}): restore it, or note its ranges in the card's "
@@ -223,30 +229,12 @@ def _entry(event: RecoveryEvent) -> dict[str, Any]:
 
 
 def _event(entry: dict[str, Any]) -> RecoveryEvent:
-    return RecoveryEvent(
-        kind=str(entry["kind"]),
-        value=float(entry["value"]),
-        median=float(entry["median"]),
-        iteration=int(entry["iteration"]),
-        first_sign=int(entry["first_sign"]),
-        to_step=int(entry["to_step"]),
-        skip_first=int(entry["skip_first"]),
-        skip_last=int(entry["skip_last"]),
-        time=float(entry["time"]),
-        moved=_moves(entry.get("moved", ())),
-        latest=str(entry.get("latest", "")),
-        who=str(entry.get("who", "")),
-    )
+    numbers = {name: float(entry[name]) for name in ("value", "median")}
+    return record_of(RecoveryEvent, {**entry, **numbers})
 
 
-def _pending(entry: dict[str, Any]) -> PendingMoves:
-    return PendingMoves(_moves(entry["moves"]), str(entry.get("latest", "")), dict(entry.get("note", {})))
-
-
-def _moves(pairs: Iterable[Any]) -> Moves:
-    """Pairs of names in one folder. Raises ValueError for what leads out of it."""
-    moves = tuple((str(source), str(target)) for source, target in pairs)
+def _check_moves(moves: Moves) -> None:
+    """Raises ValueError for what leads out of the folder of checkpoints."""
     for name in (name for move in moves for name in move):
         if not name or "/" in name or name.startswith(".."):
             raise ValueError(f"{name!r} is not the name of a checkpoint's folder")
-    return moves

@@ -23,9 +23,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+from msgspec.structs import replace
+
 from trainer.contract.attempt import tell
-from trainer.contract.documents import document
-from trainer.contract.files import host_name, write_json
+from trainer.contract.documents import read_record, write_record
+from trainer.contract.files import host_name
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
 from trainer.contract.state_file import read_json
@@ -58,7 +60,7 @@ class Request(Record):
 
     def write(self, path: Path) -> None:
         """Make the request, in one step. Raises OSError as the file system does."""
-        write_json(path, document(self))
+        write_record(path, self)
 
     def __str__(self) -> str:
         by = f"{self.who} on {self.host}" if self.who and self.host else self.who or "someone, by hand"
@@ -80,12 +82,13 @@ def read_request(path: Path, kind: Kind) -> Request | None:
         request = Request(**{"kind": kind, **known})
     except (OSError, ValueError, TypeError):
         return Request(kind)
-    numbers = {
-        "id": _number(request.id, BY_HAND),
-        "steps": _number(request.steps, 0),
-        "rank": _number(request.rank, NO_RANK),
-    }
-    return Request(**{**document(request), **numbers, "kind": request.kind if request.kind in KINDS else kind})
+    return replace(
+        request,
+        kind=request.kind if request.kind in KINDS else kind,
+        id=_number(request.id, BY_HAND),
+        steps=_number(request.steps, 0),
+        rank=_number(request.rank, NO_RANK),
+    )
 
 
 def _number(value: object, otherwise: int) -> int:
@@ -121,19 +124,13 @@ class RequestAnswer(Record):
     @classmethod
     def read(cls, path: Path) -> RequestAnswer | None:
         """The answer in `path`; None when there is none yet. Raises ValueError when it is malformed."""
-        value = read_json(path)
-        if value is None:
-            return None
-        try:
-            return cls(**value)
-        except TypeError as error:
-            raise ValueError(f"{path} is not an answer: {error}") from None
+        return read_record(cls, path, "an answer")
 
 
 def leave_answer(paths: RunPaths, answer: RequestAnswer) -> None:
     """Write the answer for who asked. A file system that refuses it is said: the training goes on."""
     try:
-        write_json(paths.answer(answer.id), document(answer))
+        write_record(paths.answer(answer.id), answer)
     except OSError as error:
         tell(f"tr11: the answer to a request could not be written: {error}")
 
