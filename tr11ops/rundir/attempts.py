@@ -18,7 +18,7 @@ from trainer.contract.documents import document, read_record, record_of
 from trainer.contract.end_marker import EXIT_ERROR, EXIT_HELD, EndMarker, exit_code
 from trainer.contract.files import write_json
 from trainer.contract.paths import RunPaths
-from trainer.contract.record import Record
+from trainer.contract.record import Finite, Record
 from trainer.contract.state_file import read_json
 
 ATTEMPT_FILE, VERDICT_FILE = "attempt.json", "verdict.json"
@@ -71,13 +71,13 @@ class LaunchRecord(Record):
 
     launch: int
     nodes: tuple[str, ...]
-    start: float
-    end: float | None = None
-    first_sign: float | None = None
+    start: Finite
+    end: Finite | None = None
+    first_sign: Finite | None = None
     exit_status: int | None = None
     cause: str = ""
     summary: str = ""
-    confidence: float | None = None
+    confidence: Finite | None = None
     blamed: tuple[str, ...] = ()
     suspects: tuple[str, ...] = ()
     evidence: tuple[str, ...] = ()
@@ -96,7 +96,7 @@ class LaunchRecord(Record):
     failing_checks: tuple[str, ...] = ()
     older_checkpoint: int | None = None
     restart: str = ""
-    restart_confidence: float | None = None
+    restart_confidence: Finite | None = None
     restart_why: str = ""
     avoided: tuple[str, ...] = ()
 
@@ -140,7 +140,7 @@ class AttemptVerdict(Record):
     held_for: str = ""
     job_id: str = ""
     submission: str = ""
-    time: float = 0.0
+    time: Finite = 0.0
     held_because: str = ""
 
     def write(self, attempt: Path) -> None:

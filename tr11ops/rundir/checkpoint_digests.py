@@ -20,7 +20,7 @@ from tr11ops.base.newer import replace_json
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.documents import document, read_record
-from trainer.contract.record import Record
+from trainer.contract.record import Finite, Record
 
 PIECE_BYTES = 4 << 20
 
@@ -34,7 +34,7 @@ class DigestRecord(Record):
 
     step: int
     identity: str
-    time: float
+    time: Finite
     files: int
     bytes: int
     bad: tuple[str, ...] = ()

@@ -23,11 +23,11 @@ from tr11ops.cluster.local_records import ProcessMark
 from tr11ops.cluster.process_marks import is_alive, mark
 from tr11ops.rundir.journal import user_name
 from tr11ops.rundir.paths import RunDirectory
-from trainer.contract.documents import document
+from trainer.contract.documents import document, record_of_text
 from trainer.contract.errors import Tr11Error
 from trainer.contract.files import host_name, write_atomically
 from trainer.contract.numbered_files import NumberedFiles
-from trainer.contract.record import Record
+from trainer.contract.record import Finite, Record
 
 KEPT_CLAIMS = 4
 UNREADABLE_SECONDS = 600.0  # a claim that cannot be read counts as held for so long
@@ -40,8 +40,8 @@ class Claim(Record):
     token: str
     host: str
     user: str
-    time: float
-    expires: float
+    time: Finite
+    expires: Finite
     process: ProcessMark
     child: ProcessMark | None = None
     held: bool = True
@@ -131,12 +131,8 @@ def _text(claim: Claim) -> str:
 def _parse(epoch: int, content: bytes, path: Path) -> Claim:
     """The claim in a file. One that cannot be read is someone's, from when it was written and for a while."""
     try:
-        value = json.loads(content)
-        known = {name: value[name] for name in Claim.__struct_fields__ if name in value}
-        process, child = ProcessMark(**known["process"]), known.get("child")
-        claim = Claim(**{**known, "process": process, "child": ProcessMark(**child) if child else None, "epoch": epoch})
-        return replace(claim, time=float(claim.time), expires=float(claim.expires))
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        return replace(record_of_text(Claim, content), epoch=epoch)
+    except ValueError:
         try:
             written = path.stat().st_mtime
         except FileNotFoundError:  # a later one has been made meanwhile

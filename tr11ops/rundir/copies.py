@@ -25,7 +25,7 @@ from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.documents import document, read_record
 from trainer.contract.paths import MANIFEST_FILE
-from trainer.contract.record import Record
+from trainer.contract.record import Count, Finite, Record
 from trainer.contract.state_file import content_of
 
 Kind: TypeAlias = Literal["full", "weights", "spike", "data"]
@@ -44,9 +44,9 @@ class CopiedFile(Record):
     """One file of a copy: its path in the checkpoint, bytes, SHA-256; in a tar, where its first byte is."""
 
     path: str
-    bytes: int
+    bytes: Count
     digest: str
-    offset: int | None = None
+    offset: Count | None = None
 
 
 class Receipt(Record):
@@ -60,8 +60,8 @@ class Receipt(Record):
     location: str  # of the folder or the tar, relative to the archive
     format: Literal["files", "tar"]
     files: tuple[CopiedFile, ...]
-    copied: float
-    verified: float
+    copied: Finite
+    verified: Finite
     host: str = ""
     run_id: str = ""  # see `tr11ops.rundir.identity`; "" in a receipt that is older than ids
     schema: int = SCHEMA
@@ -86,9 +86,9 @@ class CopyRecord(Record):
     format: Literal["files", "tar"]
     files: int
     bytes: int
-    copied: float
-    verified: float
-    reread: float | None = None
+    copied: Finite
+    verified: Finite
+    reread: Finite | None = None
     damaged: tuple[str, ...] = ()
     schema: int = SCHEMA
 

@@ -15,17 +15,16 @@ import re
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from tr11ops.base.errors import NewerFileError
 from tr11ops.base.newer import replace_json
 from tr11ops.base.observed import Observed, known, observed
-from tr11ops.base.units import number_in
 from tr11ops.rundir.fallback import existing_fallback
 from tr11ops.rundir.paths import RunDirectory
-from trainer.contract.documents import document
-from trainer.contract.record import Record
-from trainer.contract.state_file import read_json
+from trainer.contract.documents import document, read_record
+from trainer.contract.errors import DamagedFile
+from trainer.contract.record import Finite, Record
 
 STATE_SCHEMA = 1
 CHAINS = ("hourly", "daily")
@@ -47,14 +46,14 @@ class PeriodicJobState(Record):
     name: str
     way: str
     host: str
-    started: float
-    ended: float | None
+    started: Finite
+    ended: Finite | None
     exit_code: int | None
     message: str
-    interval_seconds: float
+    interval_seconds: Finite
     runs: int
     failures_in_a_row: int
-    next_due: float
+    next_due: Finite
 
     @property
     def is_running(self) -> bool:
@@ -70,8 +69,11 @@ class ChainState(Record):
 
     name: str
     job_id: str
-    time: float
-    next_due: float
+    time: Finite
+    next_due: Finite
+
+
+T = TypeVar("T", PeriodicJobState, ChainState)
 
 
 def cron_folder(directory: RunDirectory) -> Path:
@@ -122,8 +124,7 @@ def read_chains(directory: RunDirectory) -> Observed[tuple[ChainState, ...]]:
 def fallback_round(directory: RunDirectory, name: str) -> PeriodicJobState | None:
     """One job's last round in this machine's fallback directory. Raises OSError; ValueError for what is no record."""
     local = existing_fallback(directory)
-    found: PeriodicJobState | None = _read(PeriodicJobState, job_file(local, name), name) if local is not None else None
-    return found
+    return None if local is None else _read(PeriodicJobState, job_file(local, name), name)
 
 
 def _last_round(directory: RunDirectory, name: str) -> PeriodicJobState | None:
@@ -144,24 +145,12 @@ def _job_names(directory: RunDirectory) -> list[str]:
     return sorted(name for name in names if _NAME.fullmatch(name) and not name.startswith(_CHAIN))
 
 
-_NUMBERS = {"started", "ended", "interval_seconds", "next_due", "time", "runs", "failures_in_a_row", "exit_code"}
-
-
-def _read(kind: type[Any], path: Path, name: str) -> Any:
+def _read(kind: type[T], path: Path, name: str) -> T | None:
     """The record in `path`; None when absent. Raises ValueError when it is not one, OSError when it cannot be read."""
-    value = read_json(path)
-    if value is None:
-        return None
-    known = {name: value[name] for name in kind.__struct_fields__ if name in value}
-    missing = [name for name in kind.__struct_fields__ if name not in known]
-    if missing or known["name"] != name:
-        raise ValueError(f"{path} is not the record of {name}" + (f": {', '.join(missing)} missing" if missing else ""))
-    for key, item in known.items():
-        if key not in _NUMBERS:
-            known[key] = str(item)
-        elif not (item is None and key in {"ended", "exit_code"}) and number_in(item) is None:
-            raise ValueError(f"{path} holds {item!r} where a number belongs ({key})")
-    return kind(**known)
+    found = read_record(kind, path, f"the record of {name}")
+    if found is not None and found.name != name:
+        raise DamagedFile(path, f"is the record of {found.name}, not of {name}")
+    return found
 
 
 # ----------------------------------------------------------------------------- writing

@@ -15,16 +15,15 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Literal
 
 from tr11ops.base.observed import Observed, Unknown
 from tr11ops.rundir.paths import RunDirectory
-from trainer.contract.documents import document
+from trainer.contract.documents import document, record_of_text
 from trainer.contract.files import append_line, write_atomically
-from trainer.contract.record import Record
+from trainer.contract.record import Amount, Record
 from trainer.contract.state_file import read_bytes
 
-LARGEST = 1e30  # bytes or inodes; JSON knows integers of any length
 HOUR_SECONDS = 3600.0
 DAY_SECONDS = 86400.0
 WINDOW_DAYS = 14.0  # of the samples that a forecast looks at
@@ -47,17 +46,17 @@ class Usage(Record):
     what can still be written; on a shared file system that is less than limit - used.
     """
 
-    time: float
+    time: Amount
     name: str
     source: str
     path: str = ""
-    bytes_used: float | None = None
-    bytes_limit: float | None = None
-    inodes_used: float | None = None
-    inodes_limit: float | None = None
-    bytes_free: float | None = None
-    bytes_share: float | None = None
-    inodes_share: float | None = None
+    bytes_used: Amount | None = None
+    bytes_limit: Amount | None = None
+    inodes_used: Amount | None = None
+    inodes_limit: Amount | None = None
+    bytes_free: Amount | None = None
+    bytes_share: Amount | None = None
+    inodes_share: Amount | None = None
 
     def counts(self, kind: Kind) -> tuple[float | None, float | None]:
         """Used, and the limit."""
@@ -143,29 +142,12 @@ def _line(sample: Usage) -> str:
     return json.dumps({key: item for key, item in document(sample).items() if item is not None})
 
 
-_TEXTS = frozenset({"name", "source", "path"})
-_NAMES = frozenset(Usage.__struct_fields__)
-
-
 def _sample(line: bytes) -> Usage | None:
     """One line as a sample; None when it is not one."""
     try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
+        return record_of_text(Usage, line)
+    except ValueError:
         return None
-    if not isinstance(value, dict):
-        return None
-    known = {key: item for key, item in value.items() if key in _NAMES and item is not None}
-    if not all(isinstance(item, str) if key in _TEXTS else _is_number(item) for key, item in known.items()):
-        return None
-    try:
-        return Usage(**known)
-    except TypeError:
-        return None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < LARGEST
 
 
 # ----------------------------------------------------------------------------- when it will be full

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from trainer.contract.record import Record
+from trainer.contract.record import Finite, Record
 
 
 class NodeStanding(StrEnum):
@@ -27,10 +27,10 @@ class Exclusion(Record):
     node: str
     why: str = ""
     owner: str = ""
-    until: float | None = None
+    until: Finite | None = None
     evidence: tuple[str, ...] = ()
-    since: float | None = None
+    since: Finite | None = None
     job_id: str = ""
     state: str = NodeStanding.EXCLUDE.value
     fault: str = ""
-    good_seconds: float = 0.0
+    good_seconds: Finite = 0.0

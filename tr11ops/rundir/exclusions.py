@@ -17,13 +17,12 @@ from msgspec.structs import replace
 
 from tr11ops.base.errors import ExclusionError
 from tr11ops.base.newer import newer_schema
-from tr11ops.base.units import number_in
 from tr11ops.rundir.exclusion import Exclusion, NodeStanding
 from tr11ops.rundir.exclusion_limit import ExclusionLimit
 from tr11ops.rundir.journal import Journal, Ledger
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.rundir.versioned import VersionedFile
-from trainer.contract.documents import document
+from trainer.contract.documents import document, record_of
 from trainer.contract.record import Record
 from trainer.contract.state_file import read_json
 
@@ -37,16 +36,14 @@ DAY_SECONDS = 86400.0
 _NODE_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,253}"  # text: compiling it takes 3 ms, which no reader needs
 
 
-class Version(Record):
+class Version(Record, rename={"number": "version"}):
     """The ledger at one moment. `number` counts changes; 0 is the empty ledger, or a file written by hand.
 
     `exclusions` are nodes that are not used; `suspects` are used, after the others. No node is in both.
-    `newer`: why this tr11 must not replace it, "" where it may.
     """
 
     number: int
     exclusions: tuple[Exclusion, ...]
-    newer: str = ""
     suspects: tuple[Exclusion, ...] = ()
 
     def find(self, node: str) -> Exclusion | None:
@@ -84,6 +81,11 @@ def read_version(path: Path) -> Version:
 
     Raises OSError when it cannot be read, ValueError when neither the newest version nor the copy is a ledger.
     """
+    return _read(path)[0]
+
+
+def _read(path: Path) -> tuple[Version, str]:
+    """The ledger, and why this tr11 must not replace it ("" where it may). Raises as `read_version`."""
     problem: Exception | None = None
     found: list[Version] = []
     newer = ""
@@ -98,7 +100,7 @@ def read_version(path: Path) -> Version:
             problem = error
     if not found and problem is not None:
         raise problem
-    return replace(max(found, key=lambda version: version.number, default=Version(0, ())), newer=newer)
+    return max(found, key=lambda version: version.number, default=Version(0, ())), newer
 
 
 # ----------------------------------------------------------------------------- changes
@@ -243,34 +245,20 @@ def _newest(path: Path) -> Path | None:
 
 
 def _version(path: Path, value: Mapping[str, Any]) -> Version:
-    """Raises ValueError when the object is no ledger."""
+    """Raises ValueError when the object is no ledger. People may have written one, without a number."""
     try:
-        entries = tuple(_exclusion(entry) for entry in value["exclusions"])
-        suspects = tuple(_exclusion(entry) for entry in value.get("suspects") or ())
-        return Version(int(value.get("version", 0)), entries, suspects=suspects)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is not a list of exclusions: {error!r}") from None
+        version = record_of(Version, {"version": 0, **value})
+    except ValueError as error:
+        raise ValueError(f"{path} is not a list of exclusions: {error}") from None
+    return Version(version.number, _understood(version.exclusions), _understood(version.suspects))
 
 
-def _exclusion(entry: Mapping[str, Any]) -> Exclusion:
-    lines = entry.get("evidence") or []
-    return Exclusion(
-        node=str(entry["node"]),
-        why=str(entry.get("why") or ""),
-        owner=str(entry.get("owner") or ""),
-        until=number_in(entry.get("until")),
-        evidence=tuple(map(str, lines if isinstance(lines, list) else (lines,))),
-        since=number_in(entry.get("since")),
-        job_id=str(entry.get("job_id") or ""),
-        state=_state(entry.get("state")),
-        fault=str(entry.get("fault") or ""),
-        good_seconds=number_in(entry.get("good_seconds")) or 0.0,
+def _understood(entries: Iterable[Exclusion]) -> tuple[Exclusion, ...]:
+    """The entries; one with a word of a newer tr11 for its state is an exclusion."""
+    known_states = set(NodeStanding)
+    return tuple(
+        entry if entry.state in known_states else replace(entry, state=NodeStanding.EXCLUDE.value) for entry in entries
     )
-
-
-def _state(value: Any) -> str:
-    """What an entry says of itself; one of an older tr11, or with a word of a newer one, is an exclusion."""
-    return value if value in set(NodeStanding) else NodeStanding.EXCLUDE.value
 
 
 def _commit(path: Path, change: Callable[[Version], Version | None]) -> Version | None:
@@ -283,9 +271,9 @@ def _commit(path: Path, change: Callable[[Version], Version | None]) -> Version 
 
     def following() -> tuple[int, str, Version] | None:
         taken = versions.numbers()  # before it is read: a version that comes in between must not be passed over
-        version = read_version(path)
-        if version.newer:
-            raise ExclusionError(version.newer)
+        version, newer = _read(path)
+        if newer:
+            raise ExclusionError(newer)
         changed = change(version)
         if changed is None:
             return None
@@ -302,12 +290,7 @@ def _by_name(entries: Iterable[Exclusion]) -> tuple[Exclusion, ...]:
 
 def ledger_text(version: Version) -> str:
     """The ledger as it is written."""
-    value: dict[str, Any] = {
-        "schema": SCHEMA, "version": version.number,
-        "exclusions": [document(entry) for entry in version.exclusions],
-        "suspects": [document(entry) for entry in version.suspects],
-    }  # fmt: skip
-    return json.dumps(value, indent=1) + "\n"
+    return json.dumps({"schema": SCHEMA, **document(version)}, indent=1) + "\n"
 
 
 def _published(path: Path) -> tuple[int, str]:

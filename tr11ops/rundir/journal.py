@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import Any
 
 from msgspec import field
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
-from tr11ops.base.units import number_in
+from trainer.contract.documents import record_of_text
 from trainer.contract.files import host_name, login_name
-from trainer.contract.record import Record
+from trainer.contract.record import Finite, Record
 from trainer.contract.secret_shapes import without_secrets
 from trainer.contract.sharing import make_shared, open_shared
 from trainer.contract.state_file import is_damage
@@ -43,10 +43,10 @@ LARGEST_BYTES = 256 << 20  # of one writer's file: years of a busy run
 _HASH_BYTES = len(',"hash":""}') + 64  # at the end of a line
 
 
-class JournalEntry(Record):
+class JournalEntry(Record, forbid_unknown_fields=True):
     """One thing that was seen or done. `time` is in seconds since the epoch, `sequence` counts from 0 per writer."""
 
-    time: float
+    time: Finite
     writer: str
     sequence: int
     kind: str
@@ -277,22 +277,11 @@ def _parse(line: bytes) -> JournalEntry | None:
             and seal[-2:] == b'"}'
             and hashlib.sha256(body).hexdigest().encode("ascii") == seal[9:-2]
         ):
-            entry = JournalEntry(**json.loads(body), hash=seal[9:-2].decode("ascii"))
-            return entry if _is_well_formed(entry) else None
-        entry = JournalEntry(**json.loads(line))
-        return entry if _is_well_formed(entry) and entry.hash == _digest(entry) else None
-    except (ValueError, TypeError, RecursionError):
+            return replace(record_of_text(JournalEntry, body), hash=seal[9:-2].decode("ascii"))
+        entry = record_of_text(JournalEntry, line)
+        return entry if entry.hash == _digest(entry) else None
+    except ValueError:
         return None
-
-
-def _is_well_formed(entry: JournalEntry) -> bool:
-    texts = (entry.writer, entry.kind, entry.who, entry.why, entry.previous, entry.hash)
-    return (
-        number_in(entry.time) is not None
-        and isinstance(entry.sequence, int)
-        and isinstance(entry.data, dict)
-        and all(isinstance(text, str) for text in texts)
-    )
 
 
 def _text(entry: JournalEntry) -> str:

@@ -11,11 +11,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tr11ops.base.newer import replace_json
-from tr11ops.base.units import number_in, timestamp
+from tr11ops.base.units import timestamp
 from tr11ops.rundir.action_log import DAY_SECONDS
 from tr11ops.rundir.journal import Ledger
+from trainer.contract.documents import record_of
 from trainer.contract.paths import RunPaths
-from trainer.contract.record import Record
+from trainer.contract.record import Finite, Record
 from trainer.contract.state_file import read_json
 
 SCHEMA = 1
@@ -27,7 +28,7 @@ class JournalHead(Record):
     writer: str
     sequence: int
     hash: str
-    time: float
+    time: Finite
 
 
 def heads_file(paths: RunPaths) -> Path:
@@ -37,13 +38,13 @@ def heads_file(paths: RunPaths) -> Path:
 def read_heads(paths: RunPaths) -> tuple[JournalHead, ...]:
     """Those of the last pass; none where there was none. Raises OSError and ValueError."""
     value = read_json(heads_file(paths)) or {}
-    found = []
-    for writer, head in dict(value.get("heads") or {}).items():
-        sequence, time = head["sequence"], number_in(head["time"])
-        if not isinstance(sequence, int) or time is None:
-            raise ValueError(f"{heads_file(paths)} does not say how far the journal of {writer} had come")
-        found.append(JournalHead(writer, sequence, str(head["hash"]), time))
-    return tuple(found)
+    try:
+        return tuple(
+            record_of(JournalHead, {**head, "writer": writer})
+            for writer, head in dict(value.get("heads") or {}).items()
+        )
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{heads_file(paths)} does not say how far the journals had come: {error}") from None
 
 
 def write_heads(paths: RunPaths, heads: Iterable[JournalHead]) -> None:

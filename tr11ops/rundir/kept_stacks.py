@@ -10,14 +10,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from tr11ops.base.newer import replace_json
+from trainer.contract.documents import document, read_record
 from trainer.contract.paths import RunPaths
-from trainer.contract.record import Record
-from trainer.contract.state_file import read_json
+from trainer.contract.record import Finite, Record
 
 SCHEMA = 1
 
 
-class KeptStacks(Record):
+class KeptStacks(Record, rename={"is_certain": "certain"}):
     """One look at the workers of an attempt, at `time` (seconds since the epoch, by the run's clock).
 
     `sentence` is for people. `ranks` and `nodes` hold the others up; none where no one stood out. `is_certain`: one
@@ -25,7 +25,7 @@ class KeptStacks(Record):
     """
 
     job_id: str
-    time: float
+    time: Finite
     sentence: str
     ranks: tuple[int, ...] = ()
     nodes: tuple[str, ...] = ()
@@ -39,27 +39,11 @@ def stacks_folder(paths: RunPaths, job_id: str) -> Path:
 
 def write_kept_stacks(paths: RunPaths, kept: KeptStacks) -> None:
     """Raises OSError."""
-    value = {
-        "schema": SCHEMA, "job_id": kept.job_id, "time": kept.time, "sentence": kept.sentence,
-        "ranks": list(kept.ranks), "nodes": list(kept.nodes), "certain": kept.is_certain,
-    }  # fmt: skip
+    value = {"schema": SCHEMA, **document(kept)}
     replace_json(stacks_folder(paths, kept.job_id) / "verdict.json", value, SCHEMA)
 
 
 def read_kept_stacks(paths: RunPaths, job_id: str) -> KeptStacks | None:
     """What was kept last of an attempt; None where nothing was. Raises OSError and ValueError."""
     path = stacks_folder(paths, job_id) / "verdict.json"
-    value = read_json(path)
-    if value is None:
-        return None
-    ranks, nodes, time = value.get("ranks"), value.get("nodes"), value.get("time")
-    if not isinstance(time, int | float) or not isinstance(ranks, list) or not isinstance(nodes, list):
-        raise ValueError(f"{path} does not say when the stacks were taken, or who stood out")
-    return KeptStacks(
-        job_id=job_id,
-        time=float(time),
-        sentence=str(value.get("sentence", "")),
-        ranks=tuple(int(rank) for rank in ranks),
-        nodes=tuple(map(str, nodes)),
-        is_certain=value.get("certain") is True,
-    )
+    return read_record(KeptStacks, path, "a record of who held a hang up")

@@ -20,7 +20,7 @@ from tr11ops.base.newer import replace_json
 from tr11ops.base.observed import cause
 from tr11ops.rundir.identity import run_id, short
 from tr11ops.rundir.paths import RunDirectory
-from trainer.contract.files import write_json
+from trainer.contract.documents import read_record, write_record
 from trainer.contract.record import Record
 from trainer.contract.state_file import read_json
 
@@ -39,6 +39,15 @@ class SwitchLocation(Record):
     other_run: str = ""
 
 
+class SwitchMark(Record):
+    """What lies beside a switch outside the run directory. `id`: the run's; "" where it had none then."""
+
+    directory: str = ""
+    run: str = ""
+    variant: str = ""
+    id: str = ""
+
+
 def is_inside(directory: RunDirectory) -> bool:
     """Whether the switch lies in the run directory, by the real paths."""
     return Path(os.path.realpath(directory.root)) in Path(os.path.realpath(directory.kill_switch)).parents
@@ -54,26 +63,28 @@ def look_at_switch(directory: RunDirectory) -> SwitchLocation:
         missing = f"{_missing(folder)} is not there: its file system is not mounted here, or it was never made"
         return SwitchLocation(f"{folder} is not a folder: no switch can lie there" if folder.exists() else missing)
     try:
-        claim = read_json(mark_of(directory.kill_switch))
+        mark = read_record(SwitchMark, mark_of(directory.kill_switch), "the mark of a kill switch")
     except ValueError as error:
         return _judge_unmarked(directory, f"the mark beside it cannot be read: {error}")
-    if claim is None:
+    if mark is None:
         return _judge_unmarked(directory, f"no mark of this run lies beside it ({mark_of(directory.kill_switch)})")
-    return _judge_claim(directory, str(claim.get("id") or ""), str(claim.get("directory", "")))
+    return _judge_mark(directory, mark)
 
 
-def _judge_claim(directory: RunDirectory, marked: str, owner: str) -> SwitchLocation:
+def _judge_mark(directory: RunDirectory, mark: SwitchMark) -> SwitchLocation:
     """By the id, which a moved run directory keeps; by the directory where one of the two has no id."""
-    is_here = owner == os.path.realpath(directory.root)
-    if owner and not is_here and Path(owner).is_dir():
-        return SwitchLocation(other_run=owner)
+    is_here = mark.directory == os.path.realpath(directory.root)
+    if mark.directory and not is_here and Path(mark.directory).is_dir():
+        return SwitchLocation(other_run=mark.directory)
     try:
         own = run_id(directory)
     except ValueError:
         own = ""
-    if (marked == own) if marked and own else is_here:
+    if mark.id and own:
+        is_here = mark.id == own
+    if is_here:
         return SwitchLocation()
-    return _judge_unmarked(directory, f"the mark beside it is of another run (id {short(marked)})")
+    return _judge_unmarked(directory, f"the mark beside it is of another run (id {short(mark.id)})")
 
 
 def _judge_unmarked(directory: RunDirectory, why: str) -> SwitchLocation:
@@ -105,11 +116,11 @@ def mark_switch(directory: RunDirectory, name: str) -> None:
     """
     if is_inside(directory):
         return
-    claim = {"directory": os.path.realpath(directory.root), "run": name, "variant": directory.paths.variant}
     folder = directory.kill_switch.parent
     if not folder.is_dir():
         raise FileNotFoundError(2, "is not there: the kill switch cannot lie in it", str(folder))
-    write_json(mark_of(directory.kill_switch), {**claim, "id": run_id(directory)})
+    mark = SwitchMark(os.path.realpath(directory.root), name, directory.paths.variant, run_id(directory))
+    write_record(mark_of(directory.kill_switch), mark)
     marked = {"schema": MARKED_SCHEMA, "kill_switch": str(directory.kill_switch)}
     with suppress(NewerFileError):  # it says where the switch lies, too
         replace_json(directory.paths.state / MARKED_FILE, marked, MARKED_SCHEMA)

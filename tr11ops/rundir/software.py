@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from msgspec import to_builtins
-
 from tr11ops.base.units import counted
 from trainer.contract.documents import record_of
 from trainer.contract.record import Record
@@ -43,10 +41,6 @@ class CodeIdentity(Record):
             return text
         return f"{text} with {counted(self.changed_count, 'changed file')} ({self.digest[:8]})"
 
-    def document(self) -> dict[str, Any]:
-        """As JSON values, as the record holds it."""
-        return {**to_builtins(self), "changed": list(self.changed)}
-
 
 def code_of(record: Mapping[str, Any]) -> CodeIdentity | None:
     """What an attempt's record says of its code; None where an older tr11 wrote it, or where that is not readable."""
@@ -55,7 +49,7 @@ def code_of(record: Mapping[str, Any]) -> CodeIdentity | None:
         return None
     try:
         return record_of(CodeIdentity, value)
-    except TypeError:
+    except ValueError:
         return None
 
 
