@@ -32,6 +32,7 @@ from tr11ops.twin.node_processes import NodeContents, StepWatch, scan
 from tr11ops.twin.plan import TwinFolders, TwinPlan
 from tr11ops.twin.processes import ProcessRecord
 from tr11ops.twin.twin import Twin
+from trainer.contract.documents import document, record_of
 
 PLAN = TwinPlan(
     name="faults", nodes=4, gpus=0, cpu_nodes=0, slurmd_timeout_seconds=5, kill_wait_seconds=2,
@@ -149,10 +150,10 @@ def test_the_twins_own_folder_cannot_be_broken(tmp_path: Path) -> None:
     seconds=st.none() | st.floats(1, 1e6), details=st.dictionaries(st.text(max_size=5), st.text(max_size=5)),
 )  # fmt: skip
 def test_a_record_survives_its_file(kind: str, target: str, seconds: float | None, details: dict[str, str]) -> None:
-    from dataclasses import asdict, replace
+    from msgspec.structs import replace
 
     fault = replace(new_fault(kind, target, seconds), details=details, processes=(ProcessRecord("a", "b", 1, 2, "c"),))
-    assert InjectedFault.from_json(json.loads(json.dumps(asdict(fault)))) == fault
+    assert record_of(InjectedFault, json.loads(json.dumps(document(fault)))) == fault
     assert "/" not in fault.key and len(fault.key) < 200
 
 

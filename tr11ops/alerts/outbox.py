@@ -26,17 +26,16 @@ from msgspec.structs import replace
 
 from tr11ops.alerts.mail_text.alert import is_alarm
 from tr11ops.alerts.state import Message
-from tr11ops.alerts.store import alerts_folder, record
-from tr11ops.base.newer import newer_schema
+from tr11ops.alerts.store import alerts_folder
 from tr11ops.base.observed import cause
 from tr11ops.base.retry import RetryPolicy
 from tr11ops.rundir.paths import RunDirectory
-from trainer.contract.documents import document
+from trainer.contract.documents import document, read_record
 from trainer.contract.files import write_atomically, write_beside, write_json
 from trainer.contract.numbered_files import NumberedFiles
 from trainer.contract.record import Record
 from trainer.contract.sharing import make_shared
-from trainer.contract.state_file import read_json, read_text
+from trainer.contract.state_file import read_text
 
 SCHEMA = 1
 CLAIM_SECONDS = 900.0
@@ -330,16 +329,7 @@ def _text(entry: OutboxEntry) -> str:
 
 def _read(path: Path) -> OutboxEntry | None:
     """The entry in a file; None when it was sent meanwhile. Raises OSError, or ValueError when it is no message."""
-    value = read_json(path)
-    if value is None:
-        return None
-    newer = newer_schema(path, value, SCHEMA)
-    if newer:
-        raise ValueError(newer)
-    try:
-        return record(OutboxEntry, {**value, "message": record(Message, value["message"])})
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is not a message ({type(error).__name__})") from None
+    return read_record(OutboxEntry, path, "a message", SCHEMA)
 
 
 def tidy(directory: RunDirectory) -> None:

@@ -10,18 +10,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from msgspec.structs import fields, replace
+from msgspec.structs import replace
 
-from tr11ops.alerts.state import Alert, AlertEvent, AlertState, Consequence, Incident, Message
+from tr11ops.alerts.state import AlertState
 from tr11ops.base.errors import NewerSchema
 from tr11ops.base.newer import newer_schema
-from tr11ops.base.units import number_in
-from tr11ops.detect.finding import Severity
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.rundir.versioned import VersionedFile
-from trainer.contract.documents import document
+from trainer.contract.documents import document, record_of
 from trainer.contract.errors import DamagedFile
 from trainer.contract.record import Record
 from trainer.contract.state_file import read_text
@@ -98,10 +96,10 @@ def _read(directory: RunDirectory) -> StoredAlerts:
             damage = damage or f"{place} is not a file of alert state: it {error.what}"
             continue
         try:
-            return StoredAlerts(highest, _alert_state(json.loads(text), place), damage)
+            return StoredAlerts(highest, _alert_state(text, place), damage)
         except NewerSchema:
             raise
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             damage = damage or f"{place} is not a file of alert state: {type(error).__name__}"
     return StoredAlerts(highest, AlertState(), damage)
 
@@ -117,57 +115,16 @@ def _text(version: StoredAlerts) -> str:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=True) + "\n"
 
 
-def _alert_state(value: Any, place: Path) -> AlertState:
+def _alert_state(text: str, place: Path) -> AlertState:
+    """Raises NewerSchema, and ValueError or TypeError for what is no file of alert state."""
+    value = json.loads(text, parse_constant=_refuse)
     newer = newer_schema(place, value, SCHEMA)
     if newer:
         raise NewerSchema(newer)
-    return AlertState(
-        alerts=tuple(_alert(entry) for entry in value["alerts"]),
-        closed=tuple(record(Incident, entry) for entry in value["closed"]),
-        messages=tuple(record(Message, entry) for entry in value["messages"]),
-        events=tuple(record(AlertEvent, entry) for entry in value["events"]),
-        looked=_moment(value["looked"]),
-        blind=tuple(map(str, value["blind"])),
-        digested=_moment(value["digested"]),
-        mailbox=_pair(value.get("mailbox")),
-        answered=tuple(map(str, value.get("answered", ()))),
-        finished=_moment(value.get("finished")),
-    )
+    if "alerts" not in value:
+        raise ValueError("it names no alerts")
+    return record_of(AlertState, value)
 
 
-def _alert(value: dict[str, Any]) -> Alert:
-    """An alert, with the records of what follows from it."""
-    alert = record(Alert, {key: item for key, item in value.items() if key != "consequences"})
-    return replace(alert, consequences=tuple(record(Consequence, one) for one in value.get("consequences", ())))
-
-
-def record(kind: type[T], value: dict[str, Any]) -> T:
-    """A dataclass from its JSON object. Raises ValueError, KeyError or TypeError when it is not one of these."""
-    known: dict[str, Any] = {}
-    for entry in fields(kind):  # type: ignore[arg-type]
-        if entry.name not in value:
-            continue
-        item = value[entry.name]
-        if isinstance(item, str) and "Severity" in str(entry.type):
-            item = Severity[item]
-        elif isinstance(item, list):
-            item = tuple(item)
-        elif isinstance(item, int | float) and not isinstance(item, bool) and number_in(item) is None:
-            raise ValueError(f"{entry.name} is not a number")
-        known[entry.name] = item
-    return kind(**known)
-
-
-def _pair(value: object) -> tuple[int, int] | None:
-    if value is None:
-        return None
-    if not isinstance(value, list) or len(value) != 2 or not all(isinstance(item, int) for item in value):
-        raise ValueError(f"{value!r} is not a place in a mailbox")
-    return value[0], value[1]
-
-
-def _moment(value: object) -> float | None:
-    found = number_in(value)
-    if found is None and value is not None:
-        raise ValueError(f"{str(value)[:40]!r} is not a moment")
-    return found
+def _refuse(constant: str) -> float:
+    raise ValueError(f"{constant} is no moment")

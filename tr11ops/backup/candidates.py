@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from tr11ops.backup.base import Archive
-from tr11ops.backup.ownership import Owner
+from tr11ops.backup.folder import Owner
 from tr11ops.backup.receipts import list_receipts
 from tr11ops.base.errors import RestoreError
 from tr11ops.base.units import iso_time

@@ -30,16 +30,24 @@ from tr11ops.backup.folder_files import (
 )
 from tr11ops.base.errors import ArchivePermanentError, ArchiveUnavailable
 from tr11ops.rundir.links import link_unless_taken, sync_folder
-from trainer.contract.state_file import read_json
+from trainer.contract.documents import document, read_record
+from trainer.contract.record import Record
 
 MARKER_FILE = "tr11-archive.json"
 MARKER_SCHEMA = 1
 READ_BYTES = 1 << 20
 
 
+class Owner(Record, omit_defaults=True):
+    """The run that an archive names; `id` is "" in one that is older than ids and was not adopted."""
+
+    run: str = ""
+    id: str = ""
+
+
 def marker_text(run: str, run_id: str) -> str:
     """The content of the marker."""
-    return json.dumps({"run": run, "schema": MARKER_SCHEMA, **({"id": run_id} if run_id else {})}) + "\n"
+    return json.dumps({"schema": MARKER_SCHEMA, **document(Owner(run, run_id))}) + "\n"
 
 
 class FolderArchive:
@@ -177,7 +185,7 @@ class FolderArchive:
     def _check_marker(self, has_copies: bool) -> None:
         path = self._folder / MARKER_FILE
         try:
-            marker = read_json(path)
+            marker = read_record(Owner, path, "the marker of an archive")
         except ValueError:
             raise ArchivePermanentError(
                 f"{path} cannot be read; it names the run that the archive belongs to"
@@ -186,9 +194,9 @@ class FolderArchive:
             raise ArchivePermanentError(
                 f"{self._folder} holds no {MARKER_FILE}, although copies were made there: is its file system mounted?"
             )
-        if marker is not None and marker.get("run") != self._run:
+        if marker is not None and marker.run != self._run:
             raise ArchivePermanentError(
-                f"{self._folder} is the archive of {marker.get('run')!r}, not of {self._run!r}; name another folder in "
+                f"{self._folder} is the archive of {marker.run!r}, not of {self._run!r}; name another folder in "
                 "backup.store"
             )
         self._is_marked = marker is not None

@@ -19,7 +19,7 @@ from tr11ops.base.newer import replace_json
 from tr11ops.rundir.copies import CopyRecord, read_copies
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.documents import document, read_record
-from trainer.contract.record import Record
+from trainer.contract.record import Finite, Record
 
 SCHEMA = 1
 
@@ -34,15 +34,15 @@ class ArchiveState(Record):
 
     archive: str
     address: str
-    time: float
-    success: float | None = None
+    time: Finite
+    success: Finite | None = None
     fault: str = ""
-    rate: float | None = None
-    reread_round: float | None = None
-    unread: float | None = None
+    rate: Finite | None = None
+    reread_round: Finite | None = None
+    unread: Finite | None = None
     copies: int = 0
     bytes: int = 0
-    listed: float | None = None
+    listed: Finite | None = None
     unseen: tuple[str, ...] = ()
     schema: int = SCHEMA
 
@@ -50,13 +50,13 @@ class ArchiveState(Record):
 class DrillRecord(Record):
     """One restore that was tried: from where, which step, and what came of it."""
 
-    time: float
+    time: Finite
     archive: str
     step: int
     passed: bool
     message: str = ""
     bytes: int = 0
-    seconds: float = 0.0
+    seconds: Finite = 0.0
     schema: int = SCHEMA
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from tr11ops.backup.base import Archive
@@ -23,6 +23,7 @@ from tr11ops.base.errors import ArchivePermanentError
 from tr11ops.base.newer import replace_json
 from tr11ops.base.observed import cause
 from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.documents import record_of
 from trainer.contract.record import Record
 from trainer.contract.state_file import read_json
 
@@ -76,7 +77,7 @@ def copy_logs(directory: RunDirectory, archive: Archive, transfer: Transfer) -> 
     count = 0
     faults = []
     for file in log_files(folder):
-        if known.get(shown(file.path)) == [file.bytes, file.changed]:
+        if known.get(shown(file.path)) == (file.bytes, file.changed):
             continue
         transfer.check_stop()
         try:
@@ -91,7 +92,7 @@ def copy_logs(directory: RunDirectory, archive: Archive, transfer: Transfer) -> 
                 raise
             faults.append(f"{folder}/{shown(file.path)}: {error}")
             continue
-        known[shown(file.path)] = [file.bytes, file.changed]
+        known[shown(file.path)] = (file.bytes, file.changed)
         count += was_sent
         replace_json(record, {"schema": SCHEMA, "address": archive.address, "files": known}, SCHEMA)
     return LogCopies(count, tuple(faults))
@@ -102,14 +103,14 @@ def shown(path: str) -> str:
     return "".join(f"%{ord(c) & 0xFF:02X}" if "\udc80" <= c <= "\udcff" else c for c in path)
 
 
-def _known(record: Path, address: str) -> dict[str, list[int]]:
+def _known(record: Path, address: str) -> dict[str, tuple[int, int]]:
     """What is on record; without it, or with garbage, all is compared by being sent again."""
     try:
         value = read_json(record) or {}
+        files = record_of(dict[str, tuple[int, int]], value.get("files", {}))
     except ValueError:
         return {}
-    files = value.get("files")
-    return dict(files) if value.get("address") == address and isinstance(files, Mapping) else {}
+    return files if value.get("address") == address else {}
 
 
 def _copy(archive: Archive, folder: Path, far: str, file: CopiedLog, transfer: Transfer) -> bool:

@@ -6,27 +6,18 @@ ARCHIVE/tr11-archive-id.json     the id, where the archive is older than ids and
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Collection, Iterable
-from typing import Any
 
 from tr11ops.backup.base import Archive
-from tr11ops.backup.folder import MARKER_FILE, MARKER_SCHEMA, marker_text
+from tr11ops.backup.folder import MARKER_FILE, Owner, marker_text
 from tr11ops.base.errors import ArchivePermanentError
 from tr11ops.rundir.copies import Receipt
 from tr11ops.rundir.identity import short
-from trainer.contract.record import Record
+from trainer.contract.documents import record_of_text
 
 ID_FILE = "tr11-archive-id.json"
 LARGEST_BYTES = 64 << 10
-
-
-class Owner(Record):
-    """The run that an archive names; `id` is "" in one that is older than ids and was not adopted."""
-
-    run: str
-    id: str
 
 
 def owner_of(archive: Archive) -> Owner | None:
@@ -34,8 +25,9 @@ def owner_of(archive: Archive) -> Owner | None:
     marker = read_marker(archive, MARKER_FILE)
     if marker is None:
         return None
-    later = read_marker(archive, ID_FILE) or {} if not marker.get("id") else {}
-    return Owner(str(marker.get("run", "")), str(marker.get("id") or later.get("id") or ""))
+    if not marker.id and (later := read_marker(archive, ID_FILE)) is not None:
+        return Owner(marker.run, later.id)
+    return marker
 
 
 def stranger_fault(address: str, owner: Owner | None, run: str, run_id: str) -> str:
@@ -70,25 +62,22 @@ def unproven_fault(address: str, receipts: Collection[Receipt]) -> str:
 
 def give_id(archive: Archive, run: str, run_id: str) -> None:
     """Write the id into an archive that has none; nothing there is replaced. Raises ArchiveError."""
-    archive.put(ID_FILE, (json.dumps({"run": run, "id": run_id, "schema": MARKER_SCHEMA}) + "\n").encode("utf-8"))
+    archive.put(ID_FILE, marker_text(run, run_id).encode("utf-8"))
 
 
-def read_marker(archive: Archive, path: str) -> dict[str, Any] | None:
-    """The JSON object in one of the two files; None where there is none. Raises ArchiveError."""
+def read_marker(archive: Archive, path: str) -> Owner | None:
+    """What one of the two files says; None where there is none. Raises ArchiveError."""
     found = archive.look(path)
     if found is None:
         return None
     try:
         if found.bytes > LARGEST_BYTES:
             raise ValueError
-        value = json.loads(b"".join(archive.read(path)))
-        if not isinstance(value, dict):
-            raise TypeError
-    except (ValueError, TypeError, RecursionError):
+        return record_of_text(Owner, b"".join(archive.read(path)))
+    except ValueError:
         raise ArchivePermanentError(
             f"{archive.address}/{path} cannot be read; it names the run that the archive belongs to"
         ) from None
-    return value
 
 
 class RunMarker:
@@ -114,9 +103,9 @@ class RunMarker:
                     self._is_ours = False
                     raise
                 return
-            if found.get("run") != self._run:
+            if found.run != self._run:
                 raise ArchivePermanentError(
-                    f"{self._archive.address} is the archive of {found.get('run')!r}, not of {self._run!r}; "
+                    f"{self._archive.address} is the archive of {found.run!r}, not of {self._run!r}; "
                     "name another path in backup.url"
                 )
             self._is_ours = True

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, get_args
+from typing import get_args
 
 from tr11ops.backup.base import Archive
 from tr11ops.base.errors import ArchivePermanentError
 from tr11ops.rundir.copies import FOLDERS, RECEIPT_SUFFIX, SCHEMA, CopiedFile, Kind, Receipt
-from trainer.contract.documents import document, record_of
+from trainer.contract.documents import document, record_of_text
 
 MOST_BYTES = 64 << 20  # 100,000 files with long names have 20 MB
 TAR_SUFFIX = ".tar"
@@ -61,21 +61,11 @@ def format_receipt(receipt: Receipt) -> bytes:
 def parse_receipt(content: bytes, where: str) -> Receipt:
     """The receipt in these bytes. Raises ValueError, which names `where`, when they are none or of a newer tr11."""
     try:
-        value = json.loads(content)
-        if not isinstance(value, dict):
-            raise TypeError("no JSON object")
-        if value.get("schema", 0) > SCHEMA:
+        receipt = record_of_text(Receipt, content)
+        if receipt.schema > SCHEMA:
             raise ValueError("written by a newer tr11")
-        return _parse(value)
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
+    except ValueError as error:
         raise ValueError(f"{where} is not the receipt of a copy ({' '.join(str(error).split())})") from None
-
-
-def _parse(value: Mapping[str, Any]) -> Receipt:
-    receipt = record_of(Receipt, value)
-    for file in receipt.files:
-        if file.bytes < 0 or (file.offset or 0) < 0:
-            raise ValueError(f"{file.path[:200]!r} has {file.bytes} bytes at {file.offset}")
     return receipt
 
 

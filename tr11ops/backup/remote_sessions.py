@@ -15,9 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from tr11ops.base.private_file import private_text
-from trainer.contract.documents import document, record_of
+from trainer.contract.documents import document, record_of_text
 from trainer.contract.files import write_atomically
-from trainer.contract.record import Record
+from trainer.contract.record import Finite, Record
 
 
 class UploadSession(Record):
@@ -29,7 +29,7 @@ class UploadSession(Record):
     size: int
     identity: str
     target: str
-    begun: float
+    begun: Finite
 
     @property
     def key(self) -> str:
@@ -81,7 +81,7 @@ class UploadSessions:
 
 def _read(path: Path) -> UploadSession | None:
     try:
-        session = record_of(UploadSession, json.loads(private_text(path)))
-    except (ValueError, TypeError, RecursionError):
+        session = record_of_text(UploadSession, private_text(path))
+    except ValueError:
         return None
     return session if session.target.startswith("/") and session.key == path.stem else None

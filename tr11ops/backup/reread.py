@@ -29,7 +29,8 @@ from tr11ops.base.newer import replace_json
 from tr11ops.rundir.copies import CopiedFile, CopyRecord, Receipt, latest_record, write_copy
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.checkpoint_names import checkpoint_name
-from trainer.contract.record import Record
+from trainer.contract.documents import record_of
+from trainer.contract.record import Finite, Record
 from trainer.contract.state_file import read_json
 
 Gaps: TypeAlias = Mapping[str, Sequence[tuple[int, bytes]]]  # by file: where, and what must be there
@@ -249,12 +250,9 @@ class ReadHistory:
 def _times(path: Path) -> dict[str, float]:
     """What a file says; garbage counts as nothing, since then the files are only read sooner."""
     try:
-        value = (read_json(path) or {}).get("read", {})
+        return record_of(dict[str, Finite], (read_json(path) or {}).get("read", {}))
     except ValueError:
         return {}
-    if not isinstance(value, dict):
-        return {}
-    return {str(name): float(moment) for name, moment in value.items() if isinstance(moment, int | float)}
 
 
 def total_bytes(pieces: Iterable[RereadFile]) -> int:

@@ -20,6 +20,8 @@ from tr11ops.backup.source import OPTIMIZER_PREFIXES
 from tr11ops.base.errors import RestoreError
 from tr11ops.rundir.copies import CHECKPOINT_KINDS, FOLDERS, CopiedFile, Kind, Receipt
 from trainer.contract.checkpoint_names import checkpoint_name, checkpoint_step
+from trainer.contract.documents import record_of
+from trainer.contract.manifest import FileEntry
 from trainer.contract.paths import MANIFEST_FILE
 
 LARGEST_MANIFEST_BYTES = 64 << 20
@@ -118,16 +120,15 @@ def _digests(archive: Archive, location: str, manifest: CopiedFile, files: list[
         content = b"".join(archive.read(location, manifest.offset, manifest.bytes))
     sizes = {file.path: file.bytes for file in files}
     try:
-        entries = {
-            str(entry["path"]): (int(entry["bytes"]), str(entry["digest"])) for entry in json.loads(content)["files"]
-        }
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        entries = record_of(tuple[FileEntry, ...], json.loads(content)["files"])
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise RestoreError(f"{where} is damaged; restore from another copy") from None
-    for path, (size, _) in entries.items():
-        if sizes.get(path) != size:
-            there = f"has {sizes[path]} bytes instead of {size}" if path in sizes else "is missing"
-            raise RestoreError(f"{archive.address}/{location}: {path} {there}; restore from another copy")
-    return {path: digest for path, (_, digest) in entries.items()}
+    for entry in entries:
+        size = sizes.get(entry.path)
+        if size != entry.bytes:
+            there = "is missing" if size is None else f"has {size} bytes instead of {entry.bytes}"
+            raise RestoreError(f"{archive.address}/{location}: {entry.path} {there}; restore from another copy")
+    return {entry.path: entry.digest for entry in entries}
 
 
 def _tar_members(archive: Archive, location: str, size: int) -> list[CopiedFile]:

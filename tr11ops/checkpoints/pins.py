@@ -9,15 +9,14 @@ A damaged list is unknown, not empty: an older version is never read in its stea
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.rundir.versioned import VersionedFile
-from trainer.contract.documents import document
-from trainer.contract.record import Record
+from trainer.contract.documents import document, record_of
+from trainer.contract.errors import NewerFormat
+from trainer.contract.record import Finite, Record
 from trainer.contract.state_file import content_of
 
 SCHEMA = 1
@@ -30,7 +29,7 @@ class Pin(Record):
 
     step: int
     who: str
-    time: float
+    time: Finite
     why: str
 
 
@@ -110,17 +109,12 @@ def _parse(path: Path, content: bytes) -> tuple[Pin, ...]:
     try:
         value = json.loads(content)
         if int(value["schema"]) > SCHEMA:
-            raise ValueError(f"{path} was written by a newer tr11 (schema {value['schema']})")
-        return tuple(_pin(entry) for entry in value["pins"])
-    except (
-        KeyError, TypeError, AttributeError, OverflowError, RecursionError, UnicodeDecodeError, json.JSONDecodeError,
-    ) as error:  # fmt: skip
+            raise NewerFormat(f"{path} was written by a newer tr11 (schema {value['schema']})")
+        return record_of(tuple[Pin, ...], value["pins"])
+    except NewerFormat:
+        raise
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is not a list of pins ({type(error).__name__}): restore it") from None
-
-
-def _pin(entry: dict[str, Any]) -> Pin:
-    when = float(entry["time"])
-    return Pin(int(entry["step"]), str(entry["who"]), when if math.isfinite(when) else 0.0, str(entry["why"]))
 
 
 def _text(number: int, pins: Iterable[Pin]) -> str:

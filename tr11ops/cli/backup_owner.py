@@ -22,7 +22,7 @@ from tr11ops.rundir.identity import adopt_run_id, require_run_id, run_id, short
 if TYPE_CHECKING:
     from tr11ops.backup.base import Archive
     from tr11ops.backup.candidates import Candidate
-    from tr11ops.backup.ownership import Owner
+    from tr11ops.backup.folder import Owner
     from tr11ops.backup.round_values import BackupContext
     from tr11ops.runcard.card import RunCard
 

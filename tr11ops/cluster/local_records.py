@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from tr11ops.cluster.base import BatchRequest, JobState
-from trainer.contract.record import Record
+from trainer.contract.documents import document, record_of
+from trainer.contract.record import Amount, Count, Record
 
 PARTITION = "local"
 SUPERVISOR_MODULE = "tr11ops.cluster.local_supervisor"
@@ -29,10 +29,10 @@ class LocalSettings(Record):
     """
 
     nodes: tuple[str, ...] | None = None
-    kill_wait_seconds: float = 30.0  # between TERM and KILL, as Slurm's KillWait
-    keep_seconds: float = 7 * 86400.0  # how long ended jobs stay visible
-    max_time_seconds: int | None = None
-    gpus_per_node: int | None = None
+    kill_wait_seconds: Amount = 30.0  # between TERM and KILL, as Slurm's KillWait
+    keep_seconds: Amount = 7 * 86400.0  # how long ended jobs stay visible
+    max_time_seconds: Count | None = None
+    gpus_per_node: Count | None = None
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> LocalSettings:
@@ -40,20 +40,18 @@ class LocalSettings(Record):
 
         Raises ValueError with the fault.
         """
-        known = set(LocalSettings.__struct_fields__)
-        for key, setting in value.items():
-            if key not in known:
-                raise ValueError(f"unknown key {key!r}: the keys are {', '.join(sorted(known))}")
-            if key != "nodes" and setting is not None and not (isinstance(setting, int | float) and setting >= 0):
-                raise ValueError(f"{key} is {setting!r}: it must be a number, 0 or more")
+        unknown = set(value) - set(LocalSettings.__struct_fields__)
+        if unknown:
+            known = ", ".join(sorted(LocalSettings.__struct_fields__))
+            raise ValueError(f"unknown key {min(unknown)!r}: the keys are {known}")
         nodes = value.get("nodes")
-        if nodes is None:
-            return LocalSettings(**value)
-        if isinstance(nodes, int):
-            nodes = simulated_nodes(nodes)
-        if not (isinstance(nodes, list | tuple) and nodes and all(isinstance(node, str) for node in nodes)):
-            raise ValueError(f"nodes is {value['nodes']!r}: it must be a number, 1 or more, a list of names, or null")
-        return LocalSettings(**{**value, "nodes": tuple(dict.fromkeys(nodes))})
+        names = simulated_nodes(nodes) if isinstance(nodes, int) else nodes
+        settings = record_of(LocalSettings, {**value, "nodes": names})
+        if settings.nodes is None:
+            return settings
+        if not settings.nodes:
+            raise ValueError(f"nodes is {nodes!r}: it must be a number, 1 or more, a list of names, or null")
+        return replace(settings, nodes=tuple(dict.fromkeys(settings.nodes)))
 
 
 class ProcessMark(Record):
@@ -80,22 +78,6 @@ class TaskRecord(Record):
     gpus: tuple[str, ...] = ()  # by UUID, equally many of each node, in the nodes' order
     step: ProcessMark | None = None  # the keeper of the task's processes
     batch: ProcessMark | None = None  # the batch script
-
-    def to_json(self) -> dict[str, Any]:
-        told = {
-            name: value for name, value in asdict(self).items() if name != "gpus" or value
-        }  # an older tr11 reads it
-        return {
-            **told,
-            "step": asdict(self.step) if self.step else None,
-            "batch": asdict(self.batch) if self.batch else None,
-        }
-
-    @staticmethod
-    def from_json(value: Mapping[str, Any]) -> TaskRecord:
-        marks = {key: ProcessMark(**value[key]) if value[key] else None for key in ("step", "batch")}
-        lists = {"nodes": tuple(value["nodes"]), "gpus": tuple(value.get("gpus", ()))}
-        return TaskRecord(**{**value, **marks, **lists, "state": JobState(value["state"])})
 
 
 class WaitingTask(Record):
@@ -149,43 +131,26 @@ class LocalSubmission(Record):
 
     def to_json(self) -> dict[str, Any]:
         """As JSON. The script and the environment are not in it: they lie in files of their own."""
-        request = {"working_directory": str(self.request.working_directory), "script": "", "environment": {}}
-        return {
-            **asdict(self),
-            "request": {**asdict(self.request), **request},
-            "waiting": [
-                {"task_ids": [task.task_id for task in group], "held": held, "excluded": excluded}
-                for (held, excluded), group in waiting_groups(self.waiting).items()
-            ],
-            "tasks": [task.to_json() for task in self.tasks],
-            "dropped": [asdict(dropped) for dropped in self.dropped],
-        }
+        bare = replace(self, request=replace(self.request, script="", environment={}), waiting=())
+        value = document(bare)
+        for task in value["tasks"]:
+            if not task["gpus"]:
+                del task["gpus"]  # an older tr11 reads it
+        value["waiting"] = [
+            {"task_ids": [task.task_id for task in group], "held": held, "excluded": excluded}
+            for (held, excluded), group in waiting_groups(self.waiting).items()
+        ]
+        return value
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> LocalSubmission:
-        request = value["request"]
         waiting = [
-            WaitingTask(task_id, group["held"], tuple(group["excluded"]))
+            {"task_id": task_id, "held": group["held"], "excluded": group["excluded"]}
             for group in value["waiting"]
             for task_id in group["task_ids"]
         ]
-        return LocalSubmission(
-            **{
-                **value,
-                "request": BatchRequest(
-                    **{
-                        **request,
-                        "working_directory": Path(request["working_directory"]),
-                        "exclude": tuple(request["exclude"]),
-                        "options": tuple((name, value) for name, value in request.get("options", ())),
-                    }
-                ),
-                "waiting": tuple(sorted(waiting, key=lambda task: -1 if task.task_id is None else task.task_id)),
-                "tasks": tuple(TaskRecord.from_json(task) for task in value["tasks"]),
-                "dropped": tuple(Dropped(tuple(drop["task_ids"]), drop["time"]) for drop in value["dropped"]),
-                "array_bounds": tuple(value["array_bounds"]),
-            }
-        )
+        waiting.sort(key=lambda task: -1 if task["task_id"] is None else task["task_id"])
+        return record_of(LocalSubmission, {**value, "waiting": waiting})
 
 
 def waiting_groups(waiting: Iterable[WaitingTask]) -> dict[tuple[bool, tuple[str, ...]], list[WaitingTask]]:

@@ -120,10 +120,10 @@ def write_revoked(directory: RunDirectory, now: float) -> tuple[FoundSecret, ...
 def is_confirmed(directory: RunDirectory, endpoint: str, repository: str) -> bool:
     """Whether a person wants this repository to be public. Raises OSError."""
     try:
-        value = read_json(records_folder(directory) / "public.json")
+        value = read_json(records_folder(directory) / "public.json") or {}
     except ValueError:
         return False
-    return isinstance(value, dict) and (value.get("endpoint"), value.get("repository")) == (endpoint, repository)
+    return (value.get("endpoint"), value.get("repository")) == (endpoint, repository)
 
 
 def write_confirmed(directory: RunDirectory, endpoint: str, repository: str, now: float) -> None:

@@ -26,6 +26,7 @@ from tr11ops.base.units import size
 from tr11ops.hub.base import Add, Delete, HubFile, Operation, Progress, Repository
 from tr11ops.hub.client import Hub
 from tr11ops.hub.model_card import identity_in
+from trainer.contract.documents import record_of
 from trainer.contract.files import write_json
 from trainer.contract.manifest import FileEntry, file_digest
 from trainer.contract.record import Record
@@ -114,11 +115,11 @@ class Work(Record):
                 raise
 
 
-def files_of(value: object) -> tuple[FileEntry, ...]:
+def files_of(value: Mapping[str, Any]) -> tuple[FileEntry, ...]:
     """The files that an export's result names. Raises ValueError when it is none."""
     try:
-        found = tuple(FileEntry(**entry) for entry in value["files"])  # type: ignore[index]
-    except (TypeError, KeyError) as error:
+        found = record_of(tuple[FileEntry, ...], value["files"])
+    except (ValueError, KeyError) as error:
         raise ValueError(f"it names no files ({type(error).__name__})") from None
     names = {entry.path for entry in found}
     if not found or not all(_SAFE.fullmatch(name) for name in names) or CONFIG not in names:

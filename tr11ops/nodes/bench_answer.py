@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from statistics import median
-from typing import Any
 
 from msgspec import field
 
@@ -56,14 +55,6 @@ def read_answer(node: str, lines: Iterable[str], why: str = "") -> NodeAnswer:
             units[name] = unit
     frozen = {name: {part: tuple(own) for part, own in parts.items()} for name, parts in samples.items()}
     return NodeAnswer(node, hardware, frozen, units, why[:LONGEST_WHY])
-
-
-def answer_from(values: Mapping[str, Any]) -> NodeAnswer:
-    """The answer from its `asdict`. Raises KeyError, TypeError, AttributeError where they are something else."""
-    samples = {
-        name: {part: tuple(map(float, own)) for part, own in parts.items()} for name, parts in values["samples"].items()
-    }
-    return NodeAnswer(values["node"], values["hardware"], samples, dict(values["units"]), values["why"])
 
 
 def is_sample(line: str) -> bool:

@@ -20,8 +20,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tr11ops.nodes.bench_answer import NodeAnswer, answer_from, is_sample, read_answer
-from trainer.contract.documents import document
+from tr11ops.nodes.bench_answer import NodeAnswer, is_sample, read_answer
+from trainer.contract.documents import document, record_of_text
 from trainer.contract.record import Record
 
 ANSWERS = "answers.jsonl"
@@ -110,7 +110,7 @@ def read_answers(folder: Path) -> Iterator[NodeAnswer]:
         return
     for line in text.splitlines():
         with suppress(ValueError, KeyError, TypeError, AttributeError):
-            yield answer_from(json.loads(line))
+            yield record_of_text(NodeAnswer, line)
 
 
 def _ended(process: subprocess.Popen[str]) -> str:

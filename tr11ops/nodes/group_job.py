@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tr11ops.nodes.suspects import GroupOutcome, GroupTest
+from trainer.contract.documents import record_of
 from trainer.contract.record import Record
 
 PROBE = "{python} -m trainer.debug.group_probe"
@@ -30,7 +31,7 @@ def run_group(request: Mapping[str, Any]) -> dict[str, str]:
     A command that ends with another status than 0, or not at all, has failed. One that srun could not start at all
     (status 1 without a word of the command's, but srun's own) is unknown.
     """
-    asked = GroupRequest(**{**request, "nodes": tuple(request["nodes"])})
+    asked = record_of(GroupRequest, request)
     words = words_of(asked)
     environment = dict(os.environ) if asked.on_slurm else {**os.environ, "SLURMD_NODENAME": asked.nodes[0]}
     try:

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from tr11ops.base.processes import adopt_orphans, end_descendants
-from tr11ops.health.base import CheckOutcome, CheckResult, NodeRequirements
+from tr11ops.health.base import CheckResult, NodeRequirements
 from tr11ops.health.local_disk import exported_folder
 from tr11ops.health.registry import chosen, run_checks
 from tr11ops.health.system import ThisNode
+from trainer.contract.documents import document, record_of
 from trainer.contract.record import Record
 
 MARK = "tr11-health-results:"  # before the results, where other programs may write lines too
@@ -41,27 +42,24 @@ class HealthRequest(Record):
     skip: tuple[str, ...] = ()
 
 
-def check_here(request: Mapping[str, Any]) -> list[dict[str, str]]:
+def check_here(request: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Run the checks of a HealthRequest (as a mapping) on this node; the results as plain values."""
-    asked = HealthRequest(**{**request, "scripts": tuple(request["scripts"]), "skip": tuple(request["skip"])})
+    asked = record_of(HealthRequest, request)
     wanted = NodeRequirements(
         node=asked.node, job_id=asked.inside, gpus=asked.gpus, workers=asked.workers,
         folder=Path(asked.folder) if asked.folder else None, temporary=exported_folder(os.environ),
         controller_time=asked.controller_time, seconds=asked.seconds,
     )  # fmt: skip
     skip = (*asked.skip, *OF_AN_EMPTY_NODE) if asked.inside else asked.skip
-    return [
-        {"name": entry.name, "result": str(entry.result), "why": entry.why}
-        for entry in run_checks(chosen(wanted, asked.scripts, skip), ThisNode(), wanted)
-    ]
+    return [document(result) for result in run_checks(chosen(wanted, asked.scripts, skip), ThisNode(), wanted)]
 
 
 def results_of(values: list[Any]) -> tuple[CheckResult, ...]:
     """The results from `check_here`'s values. Raises ValueError when they are something else."""
     try:
-        return tuple(CheckResult(str(one["name"]), CheckOutcome(one["result"]), str(one["why"])) for one in values)
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"no results of health checks: {error!r}") from None
+        return tuple(record_of(CheckResult, value) for value in values)
+    except (ValueError, AttributeError) as error:
+        raise ValueError(f"no results of health checks: {error}") from None
 
 
 def main(arguments: list[str]) -> int:

@@ -19,7 +19,7 @@ from tr11ops.base.errors import SweepError
 from tr11ops.rundir.journal import user_name
 from tr11ops.rundir.versioned import VersionedFile
 from tr11ops.sweep.plan import SweepPlan
-from trainer.contract.documents import document
+from trainer.contract.documents import document, record_of
 from trainer.contract.files import now, write_atomically
 from trainer.contract.record import Record
 from trainer.contract.sharing import make_shared
@@ -156,7 +156,7 @@ def read_manifest(folder: Path) -> SweepManifest | None:
                 return _manifest(value)
         except NotADirectoryError:
             return None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError) as error:
             problem = problem or f"{path} is not the manifest of a sweep: {' '.join(str(error).split())}"
     if problem:
         raise SweepError(problem, 1)
@@ -166,15 +166,7 @@ def read_manifest(folder: Path) -> SweepManifest | None:
 def _manifest(value: Mapping[str, Any]) -> SweepManifest:
     if value["schema"] != SCHEMA:
         raise ValueError(f"its schema is {value['schema']!r}, this tr11 knows {SCHEMA}")
-    found = _fields(SweepManifest, value)
-    found["cells"] = tuple(ManifestCell(**_fields(ManifestCell, one)) for one in value["cells"])
-    found["arrays"] = tuple(SweepArray(**_fields(SweepArray, one)) for one in value["arrays"])
-    return SweepManifest(**found)
-
-
-def _fields(kind: type[Record], value: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that the class has, all of which must be there."""
-    return {name: value[name] for name in kind.__struct_fields__}
+    return record_of(SweepManifest, value)
 
 
 def _file(folder: Path) -> VersionedFile:

@@ -17,7 +17,7 @@ from pathlib import Path
 from tr11ops.base.errors import TwinError
 from tr11ops.twin.fault_store import InjectedFault
 from tr11ops.twin.plan import TwinFolders
-from trainer.contract.documents import document
+from trainer.contract.documents import document, record_of
 from trainer.contract.files import write_json
 from trainer.contract.record import Record
 from trainer.contract.state_file import read_json
@@ -154,7 +154,7 @@ def _walk(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
 
 def _take_changes(target: Path, disk: Path) -> None:
     """Do below what was done on the copy, but for files that changed below too: what had them open went on there."""
-    before = {name: _Seen(**value) for name, value in (read_json(_list_file(disk)) or {}).items()}
+    before = {name: record_of(_Seen, value) for name, value in (read_json(_list_file(disk)) or {}).items()}
     copy, below = _listing(disk / "copy"), _listing(target)
     copy.pop(str(CORE_DUMP), None)
     for name, entry in before.items():

@@ -14,7 +14,6 @@ import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from msgspec import field
 from msgspec.structs import replace
@@ -22,8 +21,8 @@ from msgspec.structs import replace
 from tr11ops.base.errors import TwinError
 from tr11ops.twin.plan import TwinFolders
 from tr11ops.twin.processes import ProcessRecord
-from trainer.contract.documents import document
-from trainer.contract.files import append_line, write_json
+from trainer.contract.documents import read_record, write_record
+from trainer.contract.files import append_line
 from trainer.contract.record import Record
 
 
@@ -57,18 +56,6 @@ class InjectedFault(Record):
 
     def __str__(self) -> str:
         return f"{self.kind} on {self.target}"
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> InjectedFault:
-        """The inverse of `asdict`. Raises TypeError or KeyError when it is no fault."""
-        agent = value.get("agent")
-        return cls(
-            **{
-                **value,
-                "processes": tuple(ProcessRecord(**entry) for entry in value["processes"]),
-                "agent": ProcessRecord(**agent) if agent else None,
-            }
-        )
 
 
 def new_fault(kind: str, target: str, seconds: float | None) -> InjectedFault:
@@ -116,13 +103,13 @@ class FaultStore(Record):
         found = []
         for path in self.folder.glob("*.json"):
             try:
-                found.append(InjectedFault.from_json(json.loads(path.read_text(encoding="utf-8"))))
-            except FileNotFoundError:
-                continue  # healed at this moment
-            except (OSError, ValueError, TypeError, KeyError) as error:
+                fault = read_record(InjectedFault, path, "a fault")
+            except (OSError, ValueError) as error:
                 raise TwinError(
                     f"{path} is no record of a fault ({error}): remove it, or take the twin down"
                 ) from error
+            if fault is not None:  # else healed at this moment
+                found.append(fault)
         return tuple(sorted(found, key=lambda fault: (fault.started, fault.key)))
 
     def find(self, key: str) -> InjectedFault | None:
@@ -131,7 +118,7 @@ class FaultStore(Record):
 
     def write(self, fault: InjectedFault) -> InjectedFault:
         """Keep a fault's record and return it."""
-        write_json(self.folder / f"{fault.key}.json", document(fault))
+        write_record(self.folder / f"{fault.key}.json", fault)
         return fault
 
     def complete(self, fault: InjectedFault) -> InjectedFault:

@@ -14,7 +14,7 @@ import psutil
 
 from tr11ops.cluster.process_marks import boot_mark, start_mark
 from tr11ops.twin.plan import TwinFolders
-from trainer.contract.documents import document
+from trainer.contract.documents import document, record_of_text
 from trainer.contract.record import Record
 
 MARK = "TR11_TWIN_MARK"  # in the environment of every daemon; its value is unique for each twin
@@ -84,8 +84,8 @@ def read_ledger(ledger: Path) -> tuple[ProcessRecord, ...]:
     except FileNotFoundError:
         return ()
     for line in lines:
-        with contextlib.suppress(json.JSONDecodeError, TypeError):
-            records.append(ProcessRecord(**json.loads(line)))
+        with contextlib.suppress(ValueError):
+            records.append(record_of_text(ProcessRecord, line))
     return tuple(records)
 
 

@@ -179,7 +179,7 @@ FAULTS_ON_THE_WAY = [
 def test_whatever_happens_to_the_requests_the_file_arrives_once(
     object_store: ObjectStore, plan: list[tuple[Fault, int]], piece: int
 ) -> None:
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     object_store.faults.clear()
     object_store.faults.plant(*(replace(fault, skip=skip) for fault, skip in plan))

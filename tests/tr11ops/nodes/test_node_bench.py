@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 from msgspec import to_builtins
 
-from tr11ops.nodes.bench_answer import NodeAnswer, answer_from, read_answer
+from tr11ops.nodes.bench_answer import NodeAnswer, read_answer
 from tr11ops.nodes.bench_job import BenchRequest, measure, read_answers, run_bench
 from tr11ops.nodes.bench_outliers import FINE, SLOW, UNKNOWN, NodeSpeed, judge_speeds
 from tr11ops.nodes.bench_runner import LocalBench
+from trainer.contract.documents import record_of
 
 RECORDED = Path(__file__).parents[2] / "data" / "node_bench" / "shared_machine.json"
 SAMPLES: dict[str, list[float]] = json.loads(RECORDED.read_text(encoding="utf-8"))["samples"]
@@ -181,7 +182,7 @@ def test_lines_that_are_no_samples_are_skipped() -> None:
     ]
     answer = read_answer("n1", lines)
     assert answer == NodeAnswer("n1", "2 x A", {"cpu-fp32": {"": (1e9,)}}, {"cpu-fp32": "FLOP/s"})
-    assert answer_from(json.loads(json.dumps(to_builtins(answer)))) == answer
+    assert record_of(NodeAnswer, json.loads(json.dumps(to_builtins(answer)))) == answer
 
 
 @pytest.mark.parametrize(
