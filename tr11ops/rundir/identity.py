@@ -10,32 +10,25 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from typing import Annotated
-
-from msgspec import Meta
 
 from tr11ops.rundir.paths import RunDirectory
-from trainer.contract.documents import document, read_record
 from trainer.contract.files import now, write_atomically, write_beside
-from trainer.contract.record import Finite, Record
+from trainer.contract.state_file import read_json
 
 SCHEMA = 1
 _ID = re.compile(r"[0-9a-f]{32}")
 
 
-class RunIdentity(Record):
-    """What `state/run.json` holds. `run`: its name; `created`: seconds since the epoch."""
-
-    schema: int
-    id: Annotated[str, Meta(pattern=f"^{_ID.pattern}$")]
-    run: str = ""
-    created: Finite = 0.0
-
-
 def run_id(directory: RunDirectory) -> str:
     """The run's id; "" where none was made yet. Raises OSError, ValueError."""
-    found = read_record(RunIdentity, directory.paths.run_record, "the id of a run")
-    return "" if found is None else found.id
+    path = directory.paths.run_record
+    value = read_json(path)
+    if value is None:
+        return ""
+    found = value.get("id")
+    if not isinstance(found, str) or not _ID.fullmatch(found):
+        raise ValueError(f"{path} holds no id of a run")
+    return found
 
 
 def require_run_id(directory: RunDirectory, name: str) -> str:
@@ -67,4 +60,4 @@ def short(found: str) -> str:
 
 
 def _text(found: str, name: str) -> str:
-    return json.dumps(document(RunIdentity(SCHEMA, found, name, now()))) + "\n"
+    return json.dumps({"schema": SCHEMA, "id": found, "run": name, "created": now()}) + "\n"

@@ -102,14 +102,6 @@ def pause_of(paths: RunPaths, job_id: str) -> Request | None:
     return None if request is None or (request.exempt and request.exempt == job_id) else request
 
 
-class ProfileAsk(Record):
-    """A profile, as all ranks know of it."""
-
-    id: int
-    steps: int
-    rank: int
-
-
 class RequestAnswer(Record):
     """What became of a request: `step` is the checkpoint's, the last profiled or the checked one; None where there is
     none, or where results differ.

@@ -23,7 +23,6 @@ from trainer.contract.requests import (
     LARGEST_NUMBER,
     NO_RANK,
     Kind,
-    ProfileAsk,
     Request,
     RequestAnswer,
     leave_answer,
@@ -49,7 +48,7 @@ class Agreed(Record):
     decision: StopDecision | None
     save: bool
     waits: bool
-    profile: ProfileAsk | None = None
+    profile: Request | None = None
     check: int = BY_HAND
 
 
@@ -100,7 +99,7 @@ class ControlSignals:
         decision = self._decide(signals, iteration, trained, now)
         ask = None
         if signals[PROFILE]:
-            ask = ProfileAsk(signals[PROFILE], signals[PROFILED_STEPS], signals[PROFILED_RANK])
+            ask = Request("profile", signals[PROFILE], steps=signals[PROFILED_STEPS], rank=signals[PROFILED_RANK])
         saves = bool(signals[SAVE] or signals[SAVE_REQUEST])
         return Agreed(decision, saves, bool(signals[WAITING]), ask, signals[CHECK])
 

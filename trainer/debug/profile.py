@@ -18,7 +18,7 @@ import torch
 
 from trainer.contract.attempt import AttemptIdentity, tell
 from trainer.contract.paths import RunPaths
-from trainer.contract.requests import MOST_PROFILED_STEPS, ProfileAsk, RequestAnswer, leave_answer
+from trainer.contract.requests import MOST_PROFILED_STEPS, Request, RequestAnswer, leave_answer
 from trainer.contract.sharing import make_shared
 from trainer.contract.units import size
 
@@ -37,12 +37,12 @@ class StepProfiler:
     attempt: AttemptIdentity
     place: tuple[int, int]
     device: torch.device
-    _ask: ProfileAsk | None = None
+    _ask: Request | None = None
     _profiler: Any = None
     _first: int = 0
     _left: int = 0
 
-    def start(self, ask: ProfileAsk, iteration: int) -> None:
+    def start(self, ask: Request, iteration: int) -> None:
         """Profile the steps after `iteration`; refused, with an answer, while another profile is under way."""
         rank, workers = self.place
         why = "another profile is under way" if self._left else ""
@@ -122,6 +122,6 @@ class StepProfiler:
             if self._ask is not None:
                 self._answer(self._ask, None, f"the profile failed: {type(error).__name__}: {error}")
 
-    def _answer(self, ask: ProfileAsk, step: int | None, text: str) -> None:
+    def _answer(self, ask: Request, step: int | None, text: str) -> None:
         tell(f"tr11: profile: {text}")
         leave_answer(self.paths, RequestAnswer(ask.id, step, text, time.time(), self.attempt.job_id))

@@ -21,7 +21,7 @@ from tr11ops.detect.slow_ranks import slow_ranks
 from trainer.contract.attempt import AttemptIdentity
 from trainer.contract.compute_record import ComputeRecord, ComputeTimes, RankPosition
 from trainer.contract.paths import RunPaths
-from trainer.contract.requests import ProfileAsk, Request, RequestAnswer
+from trainer.contract.requests import Request, RequestAnswer
 from trainer.control.control_signals import ControlSignals
 from trainer.control.lifecycle import HeartbeatWriter, SignalFlag, StopConditions
 from trainer.debug import profile
@@ -31,6 +31,10 @@ from trainer.metrics.compute_clock import ComputeClock
 from trainer.parallel import waits
 from trainer.parallel.comm import start_all_reduce
 from trainer.parallel.mesh import Mesh
+
+
+def profile_request(number: int, steps: int, rank: int) -> Request:
+    return Request("profile", number, steps=steps, rank=rank)
 
 
 def test_a_running_training_is_traced_and_goes_on(processes: Processes, tmp_path: Path) -> None:
@@ -87,24 +91,24 @@ def test_a_malformed_request_is_refused_in_words(tmp_path: Path, said: str, why:
 
 
 def test_what_cannot_be_profiled_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    profiler(tmp_path).start(ProfileAsk(1, 3, 2), 5)
+    profiler(tmp_path).start(profile_request(1, steps=3, rank=2), 5)
     assert answer_of(tmp_path, 1) == RequestAnswer(
         1, None, "nothing was profiled: there are 2 ranks", pytest.approx(time.time(), abs=60), "7"
     )  # type: ignore[arg-type]
     other = profiler(tmp_path)
-    other.start(ProfileAsk(2, 3, 1), 5)  # of the other rank
-    other.start(ProfileAsk(3, 3, 0), 5)
+    other.start(profile_request(2, steps=3, rank=1), 5)  # of the other rank
+    other.start(profile_request(3, steps=3, rank=0), 5)
     assert answer_of(tmp_path, 2) is None and "under way" in str(answer_of(tmp_path, 3))
     other.give_up()
     assert answer_of(tmp_path, 2) is None, "who is asked answers"
     ended = profiler(tmp_path, 1)
-    ended.start(ProfileAsk(2, 3, 1), 5)
+    ended.start(profile_request(2, steps=3, rank=1), 5)
     ended.after_step(6)
     ended.give_up()
     assert "the training ended before the last step" in str(answer_of(tmp_path, 2))
     monkeypatch.setattr(profile, "LARGEST_TRACE", 10)
     large = profiler(tmp_path)
-    large.start(ProfileAsk(4, 1, 0), 5)
+    large.start(profile_request(4, steps=1, rank=0), 5)
     torch.ones(3) + 1
     large.after_step(6)
     assert "ask for fewer steps" in str(answer_of(tmp_path, 4))
@@ -117,7 +121,7 @@ def test_a_profiler_that_fails_does_not_end_the_training(tmp_path: Path, monkeyp
 
     monkeypatch.setattr("torch.profiler.profile", broken)
     own = profiler(tmp_path)
-    own.start(ProfileAsk(1, 1, 0), 5)
+    own.start(profile_request(1, steps=1, rank=0), 5)
     own.after_step(6)
     assert "RuntimeError: CUPTI is busy" in str(answer_of(tmp_path, 1))
 
@@ -287,7 +291,7 @@ def test_the_place_of_a_rank_is_that_of_the_grid() -> None:
 def test_traced_steps_are_not_in_the_record(tmp_path: Path) -> None:
     own = profiler(tmp_path)
     assert not own.is_tracing
-    own.start(ProfileAsk(1, 1, 0), 5)
+    own.start(profile_request(1, steps=1, rank=0), 5)
     assert own.is_tracing
     own.after_step(6)
     assert not own.is_tracing
