@@ -1,28 +1,104 @@
-"""`tr11 backup`: copies of checkpoints and logs on other file systems, proven by reading them back."""
+"""`tr11 backup`: copies of checkpoints, and how they stand."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import time
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tr11ops.backup.archive_round import plan_of, rows_of
+from tr11ops.backup.archives import folder_fault
+from tr11ops.backup.claim import owner_of
+from tr11ops.backup.data_sets import data_states
+from tr11ops.backup.ledger import read_archive_state, read_drill
+from tr11ops.backup.round_values import RoundRequest
+from tr11ops.backup.screen_status import ArchiveView, BackupStatus, lines, value
+from tr11ops.backup.service import rebuild
+from tr11ops.base.errors import Refusal
 from tr11ops.cli.backup_owner import adopt
-from tr11ops.cli.backup_plan import show_plan
 from tr11ops.cli.backup_restore import drill, restore
 from tr11ops.cli.backup_run import (
     ArchiveOption,
     KindOption,
     StepsArgument,
     asked_of,
+    open_backup,
     read_back,
     require_archives,
     run_copies,
+    show_plan,
 )
-from tr11ops.cli.backup_status import status
+from tr11ops.cli.common import directory_of, in_time, require_directory, say
 from tr11ops.cli.context import JSON, RunContext
+from tr11ops.logs.lines import plain
+from tr11ops.rundir.copies import read_copies
+
+if TYPE_CHECKING:
+    from tr11ops.runcard.card import RunCard
 
 SCHEMA = 1
 
+
+# ----------------------------------------------------------------------------- status
+def status(
+    context: Annotated[RunContext, JSON],
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="First make the records again from the receipts at the destination.")
+    ] = False,
+) -> None:
+    """For each archive: its copies, the last success, how far re-reading is, what is damaged, what is due, who copies.
+
+    Goes by what is on record, and looks whether the store is there; `--rebuild` asks the destination.
+
+    Exit code 0: fine; 1: a copy is damaged, the last round failed, or the store is not there; 3: the records
+    cannot be read.
+
+    Examples:
+      tr11 backup status
+      tr11 backup status --rebuild
+    """
+    card, directory = context.seen(missing=None)
+    archives = require_archives(card, None, None, option=None)
+    context.require_mounted()
+    require_directory(directory)
+    code = _rebuild(card, archives, context.as_json) if rebuild else 0
+    try:
+        screen = in_time(lambda: _screen(card, archives))
+    except (OSError, ValueError) as error:
+        raise Refusal(f"what is copied is not known: {error}; try --rebuild", exit_code=3) from None
+    context.emit(value(screen), map(plain, lines(screen)))
+    raise typer.Exit(max(code, 1 if screen.needs_person else 0))
+
+
+def _rebuild(card: RunCard, archives: tuple[str, ...], is_quiet: bool) -> int:
+    with open_backup(card, is_quiet) as backup:
+        done = rebuild(backup, archives)
+    for tally in done.tallies:
+        for fault in tally.faults:
+            say(f"{tally.archive}: {fault}")
+        if tally.busy:
+            say(f"{tally.archive}: {tally.busy}; its records were left to it")
+    return done.exit_code
+
+
+def _screen(card: RunCard, archives: tuple[str, ...]) -> BackupStatus:
+    directory, now = directory_of(card), time.time()
+    rows, copies = rows_of(directory), read_copies(directory)
+    views = []
+    for name in archives:
+        state = read_archive_state(directory, name)
+        ours = tuple(c for c in copies if c.archive == name and (state is None or c.address == state.address))
+        plan = plan_of(card, rows, ours, RoundRequest((name,)))
+        address = state.address if state is not None else str(getattr(card.backup, name))
+        owner, fault = owner_of(directory, name, now), folder_fault(name, card)
+        views.append(ArchiveView(name, address, state, ours, plan.due, owner, fault, data_states(card, ours, name)))
+    return BackupStatus(
+        card.run.name, card.run.variant, now, tuple(views), read_drill(directory), card.backup.reread_days
+    )
+
+
+# ----------------------------------------------------------------------------- the commands
 app = typer.Typer(
     name="backup",
     help="""Copies of checkpoints: plan, run, verify, restore, drill, status. Nothing in an archive is ever removed.

@@ -1,9 +1,10 @@
-"""`tr11 backup restore` and `drill`: a copy back to a folder, when it is needed and before."""
+"""`tr11 backup restore` and `drill`: a copy becomes a checkpoint again, or data; a drill proves that it does."""
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,20 +12,27 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tr11ops.backup.claim import ArchiveLocked
+from tr11ops.backup.data_sets import newest_copies
 from tr11ops.backup.drill import choose_copy, run_drill
 from tr11ops.backup.restorable import cautions, restorable
 from tr11ops.backup.restore import restore_checkpoint, restore_file
 from tr11ops.base.errors import AlreadyThere, CopyDamaged, LatestRefused, Refusal
-from tr11ops.base.units import duration, size
+from tr11ops.base.units import duration, iso_time, size
 from tr11ops.checkpoints.latest import move_latest, require_newest, require_no_trainer
 from tr11ops.cli import completion
-from tr11ops.cli.backup_data import list_data, restore_data
-from tr11ops.cli.backup_errors import archive_errors, recorded
 from tr11ops.cli.backup_owner import list_candidates
-from tr11ops.cli.backup_run import KindOption, ReasonOption, asked_of, open_backup, require_archives
-from tr11ops.cli.checkpoint_values import NOT_LOOKED_AT, ValuesFound, look_at_values
+from tr11ops.cli.backup_run import (
+    KindOption,
+    ReasonOption,
+    archive_errors,
+    asked_of,
+    open_backup,
+    recorded,
+    require_archives,
+)
+from tr11ops.cli.checkpoints import NOT_LOOKED_AT, ValuesFound, look_at_values
 from tr11ops.cli.common import directory_of, say
-from tr11ops.cli.context import JSON, RunContext
+from tr11ops.cli.context import JSON, RunContext, answer, emit
 from tr11ops.logs.lines import plain
 from tr11ops.rundir.checkpoint_damage import note_damage, put_on_record
 from tr11ops.rundir.checkpoint_digests import DigestRecord
@@ -43,8 +51,78 @@ if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard
     from tr11ops.rundir.copies import CopyRecord, Kind, Receipt
 
+ALL = "all"
 SCHEMA = 1
 
+
+# ----------------------------------------------------------------------------- data
+def list_data(card: RunCard, source: str | None, as_json: bool) -> None:
+    """Print the newest copy of each data set in the archives that are meant."""
+    found: dict[str, Mapping[str, Receipt]] = {}
+    with archive_errors(), open_backup(card, as_json) as backup:
+        for name in _archives(card, source):
+            with closing(backup.opened(name)) as archive:
+                found[name] = newest_copies(archive, card.run.variant)
+    value, lines = {}, []
+    for archive_name, units in found.items():
+        copies = sorted(units.items())
+        value[archive_name] = [{"name": unit, "bytes": made.bytes, "copied": made.copied} for unit, made in copies]
+        shown = [f"{unit}: {size(made.bytes)}, copied {iso_time(made.copied)}" for unit, made in copies]
+        lines += [f"{archive_name}: {text}" for text in shown or ["no data set"]]
+    answer(as_json, {"schema": SCHEMA, "data": value}, lines)
+
+
+def restore_data(
+    card: RunCard, name: str, into: Path, source: str | None, dry_run: bool, why: str, as_json: bool
+) -> None:
+    """Bring a data set back, or "all", from the first archive that has it: every digest is compared, nothing replaced.
+
+    The tokenizer becomes a folder of that name in `into`. Raises Refusal.
+    """
+    archives = _archives(card, source)
+    with archive_errors(), open_backup(card, as_json) as backup:
+        there: set[str] = set()
+        done: list[str] = []
+        for key in archives:
+            with closing(backup.opened(key)) as archive:
+                found = newest_copies(archive, card.run.variant)
+                there |= found.keys()
+                wanted = sorted(found.keys() - set(done)) if name == ALL else [name] if name in found else []
+                for unit in wanted:
+                    target = into / unit if unit == "tokenizer" else into
+                    if not dry_run:
+                        _restore(backup, archive, unit, found[unit], target, why)
+                    if not as_json:
+                        would = "would come" if dry_run else "is restored"
+                        typer.echo(f"{unit} ({size(found[unit].bytes)}) {would} from the {archive.name} into {target}")
+                    done.append(unit)
+            if done and name != ALL:
+                break
+        if not done:
+            raise Refusal(
+                f"no copy of data {name!r} in {' or '.join(archives)}; there is {', '.join(sorted(there)) or 'none'}"
+            )
+    if as_json:
+        emit({"schema": SCHEMA, "dry_run": dry_run, "into": str(into), "data": done})
+
+
+def _restore(backup: BackupContext, archive: Archive, unit: str, receipt: Receipt, target: Path, why: str) -> None:
+    with backup.watch(f"restore {unit}", receipt.bytes) as progress:
+        for file in receipt.files:
+            try:
+                restore_file(archive, receipt, file.path, target, backup.transfer(progress))
+            except CopyDamaged as error:
+                raise Refusal(f"{error}{recorded(backup, archive, receipt, error)}") from None
+    if backup.directory.exists:
+        said = {"archive": archive.name, "data": unit, "location": receipt.location, "into": str(target)}
+        backup.journal.write("restored", why, said)
+
+
+def _archives(card: RunCard, source: str | None) -> Sequence[str]:
+    return require_archives(card, [source] if source else None, [0], "--from")
+
+
+# ----------------------------------------------------------------------------- the commands
 FromOption = Annotated[
     str | None,
     typer.Option("--from", metavar="store|url|ADDRESS", help="Default: a sound copy on record, whole ones first."),

@@ -1,4 +1,4 @@
-"""`tr11 backup run` and `verify`: one round of copies, by hand, in cron or as a job; and reading copies back."""
+"""`tr11 backup plan`, `run` and `verify`: which copies are due; they are made and read back."""
 
 from __future__ import annotations
 
@@ -6,35 +6,116 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tr11ops.backup.archive_round import plan_of, rows_of
+from tr11ops.backup.archives import archive_key, folder_fault
+from tr11ops.backup.damage import note_damage
+from tr11ops.backup.data_sets import data_states
 from tr11ops.backup.due import Asked
+from tr11ops.backup.ledger import read_archive_state
 from tr11ops.backup.round_values import CARDS_ARCHIVES, BackupContext, RoundPruning, RoundRequest, card_archives
+from tr11ops.backup.screen_data import data_lines, data_value
+from tr11ops.backup.screen_plan import lines as plan_lines
+from tr11ops.backup.screen_plan import value as plan_value
+from tr11ops.backup.screen_plan import weigh
 from tr11ops.backup.screen_round import lines, value
 from tr11ops.backup.service import run_round
 from tr11ops.backup.submit import SubmitContext, submit
-from tr11ops.base.errors import PruneBusy, Refusal
+from tr11ops.base.errors import ArchiveError, ArchiveUnavailable, CopyError, PruneBusy, Refusal
 from tr11ops.base.stop_signals import STOP_SIGNALS, StopEvent, obeying
 from tr11ops.checkpoints.prune import Pruner, PruneResult
-from tr11ops.cli.backup_plan import show_plan
-from tr11ops.cli.common import directory_of, kind_to_watch, open_scheduler, require_directory, say
+from tr11ops.cli.common import directory_of, in_time, kind_to_watch, open_scheduler, require_directory, say
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext, answer, emit
 from tr11ops.cli.progress import ByteProgress
 from tr11ops.cron.scripts import Invocation
+from tr11ops.rundir.copies import read_copies
 from tr11ops.rundir.journal import Journal, user_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tr11ops.backup.round_values import RoundResult
+    from tr11ops.backup.base import Archive
+    from tr11ops.backup.due import Asked, CopyPlan
+    from tr11ops.backup.ledger import ArchiveState
+    from tr11ops.backup.round_values import BackupContext, RoundResult
+    from tr11ops.base.errors import CopyDamaged
     from tr11ops.runcard.card import RunCard
+    from tr11ops.rundir.checkpoint_scan import CheckpointRow
+    from tr11ops.rundir.copies import CopyRecord, Receipt
 
 SCHEMA = 1
 KINDS = ("full", "weights", "spike", "data")
 
+
+# ----------------------------------------------------------------------------- errors
+def recorded(backup: BackupContext, archive: Archive, receipt: Receipt, error: CopyDamaged) -> str:
+    """Put damage of a copy on record, so that the next round repairs it; returns what to say of that."""
+    if not backup.directory.exists:
+        return ""
+    try:
+        faults = {error.path: error.fault}
+        is_noted = note_damage(backup.directory, backup.journal, archive, receipt, faults, "found by a restore")
+    except (OSError, ValueError) as failure:
+        return f"; it could not be put on record: {failure}"
+    return "; the damage is on record, and tr11 backup run repairs it while the checkpoint is here" if is_noted else ""
+
+
+@contextmanager
+def archive_errors() -> Iterator[None]:
+    """Errors of archives and copies as one line, each with its exit code."""
+    try:
+        yield
+    except ArchiveError as error:
+        raise Refusal(str(error), exit_code=3 if isinstance(error, ArchiveUnavailable) else 1) from None
+    except CopyError as error:
+        raise Refusal(str(error)) from None
+    except ValueError as error:
+        raise Refusal(f"{error}; restore from another copy") from None
+
+
+# ----------------------------------------------------------------------------- plan
+def show_plan(card: RunCard, asked: Asked, archives: Sequence[str], as_json: bool) -> None:
+    """Print the plan of a round. Raises Refusal where the records or the checkpoints cannot be read."""
+    directory = directory_of(card)
+    names = tuple(name if name in CARDS_ARCHIVES else archive_key(name, card) for name in archives)
+
+    def look() -> tuple[list[CheckpointRow], tuple[CopyRecord, ...], CopyPlan, dict[str, ArchiveState | None]]:
+        rows = rows_of(directory)
+        copies = read_copies(directory)
+        made = plan_of(card, rows, copies, RoundRequest(names, asked))
+        return rows, copies, made, {name: read_archive_state(directory, name) for name in names}
+
+    try:
+        rows, copies, made, states = in_time(look)
+    except (OSError, ValueError) as error:
+        raise Refusal(f"what is copied is not known: {error}", exit_code=3) from None
+    weighed = weigh(made, directory.paths.checkpoints)
+    rates = {name: state.rate for name, state in states.items() if state is not None and state.rate}
+    if asked.steps:
+        _require_here(asked.steps, rows, made)
+    looks = {key: folder_fault(name, card) for key, name in zip(names, archives, strict=True)}
+    faults = {key: fault for key, fault in looks.items() if fault}
+    data = {} if asked.steps else {name: data_states(card, copies, name) for name in names}
+    shown = (card.run.name, card.run.variant, weighed, rates, faults)
+    answer(as_json, {**plan_value(*shown), "data": data_value(data)}, chain(plan_lines(*shown), data_lines(data)))
+    raise typer.Exit(1 if faults else 0)
+
+
+def _require_here(steps: Sequence[int], rows: Sequence[CheckpointRow], made: CopyPlan) -> None:
+    known = {copy.step for copy in made.due} | {copy.step for copy in made.copied}
+    missing = sorted(set(steps) - known)
+    if missing:
+        faults = {row.step: row.faults[0] for row in rows if row.faults}
+        why = faults.get(missing[0], "there is no such checkpoint here")
+        raise Refusal(f"step {missing[0]} cannot be copied: {why}; see tr11 checkpoints list")
+
+
+# ----------------------------------------------------------------------------- the commands
 StepsArgument = Annotated[
     list[int] | None, typer.Argument(metavar="[STEP...]", help="These checkpoints, whatever the card wants.", min=0)
 ]

@@ -1,29 +1,31 @@
-"""`tr11 checkpoints`: what the run has saved, what is in it, how two states differ, and turning one into another.
-
-What stays is in `tr11ops.cli.checkpoints_keep`, what goes in `checkpoints_prune`, whether it is sound in
-`checkpoints_verify`. All else is done by `python -m trainer.checkpoint`, as a child, because it reads tensors.
-"""
+"""`tr11 checkpoints`: what is saved, whether it is whole, and in which other form."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Generator
+import threading
+import time
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from tr11ops.base.errors import Refusal
+from tr11ops.base.units import counted, size
+from tr11ops.checkpoints.verify import verify as read_checkpoint
 from tr11ops.cli import completion
-from tr11ops.cli.checkpoints_keep import list_checkpoints, pin, unpin
-from tr11ops.cli.checkpoints_prune import prune, remove
-from tr11ops.cli.checkpoints_verify import verify
-from tr11ops.cli.common import directory_of
-from tr11ops.cli.context import JSON, RunContext
-from tr11ops.cli.trainer_child import child_words, run_trainer_module
+from tr11ops.cli.checkpoints_keep import find_checkpoint, list_checkpoints, open_catalogue, pin, prune, remove, unpin
+from tr11ops.cli.common import directory_of, say
+from tr11ops.cli.context import JSON, RunContext, emit
+from tr11ops.cli.progress import ByteProgress
+from tr11ops.cli.trainer_child import ask_checkpoint_module, child_words, run_trainer_module
 from tr11ops.runcard.card import resolved
+from tr11ops.rundir.checkpoint_damage import put_on_record
+from tr11ops.rundir.checkpoint_digests import DigestRecord
+from tr11ops.rundir.journal import user_name
 from trainer.contract.checkpoint_names import (
     LATEST_FILE,
     checkpoint_name,
@@ -31,10 +33,219 @@ from trainer.contract.checkpoint_names import (
     checkpoint_steps,
     read_latest,
 )
+from trainer.contract.documents import document
+from trainer.contract.record import Record
 
 if TYPE_CHECKING:
-    from tr11ops.runcard.card import RunCard
+    from collections.abc import Sequence
 
+    from tr11ops.checkpoints.catalogue import Catalogue, CatalogueEntry
+    from tr11ops.checkpoints.verify import VerifyResult
+    from tr11ops.runcard.card import RunCard
+    from tr11ops.rundir.paths import RunDirectory
+
+SHOWN = 3  # tensors that are named
+NOT_LOOKED_AT = "bytes were compared, numbers were not looked at: --values finds NaN and infinity"
+SCHEMA = 1
+DAY = 86400.0
+
+
+# ----------------------------------------------------------------------------- values
+class ValuesFound(Record):
+    """What the numbers of one checkpoint are. `not_finite`: part and name of each tensor with NaN or infinity.
+
+    `fault`: why it could not be looked at, in one line.
+    """
+
+    tensors: int
+    not_finite: tuple[tuple[str, str], ...] = ()
+    fault: str = ""
+
+    @property
+    def is_sound(self) -> bool:
+        return not self.not_finite and not self.fault
+
+    def __str__(self) -> str:
+        if self.fault:
+            return f"numbers could not be looked at: {self.fault}"
+        if not self.not_finite:
+            return f"numbers finite, {self.tensors} tensors"
+        named = ", ".join(f"{name} ({part})" for part, name in self.not_finite[:SHOWN])
+        more = f" and {len(self.not_finite) - SHOWN} more" if len(self.not_finite) > SHOWN else ""
+        return f"NaN or infinity in {named}{more}: no training goes on well from it; go back to an older one"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "tensors": self.tensors,
+            "not_finite": [{"part": part, "tensor": name} for part, name in self.not_finite],
+            "fault": self.fault,
+        }
+
+
+def look_at_values(places: Sequence[Path]) -> Mapping[Path, ValuesFound]:
+    """Every number of these checkpoints, with a bar on a terminal. Raises Refusal where the child gives no answer."""
+    if not places:
+        return {}
+    answer = ask_checkpoint_module(["values", "--json", "--", *map(str, places)])
+    if answer is None or "checkpoints" not in answer:
+        raise Refusal("the numbers could not be looked at (see above)")
+    found = {}
+    for one in answer["checkpoints"]:
+        bad = tuple((str(part), str(name)) for part, name in one["not_finite"])
+        found[Path(one["place"])] = ValuesFound(int(one["tensors"]), bad, str(one["fault"]))
+    return found
+
+
+# ----------------------------------------------------------------------------- verify
+def verify(
+    context: Annotated[RunContext, JSON],
+    steps: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[STEP...]", help="Numbers of steps, or `latest`.", autocompletion=completion.steps),
+    ] = None,
+    *,
+    everything: Annotated[bool, typer.Option("--all", help="Every checkpoint.")] = False,
+    stale: Annotated[
+        float | None,
+        typer.Option("--stale", min=0.0, metavar="DAYS", help="Those that no one has read for so long, or ever."),
+    ] = None,
+    parallel: Annotated[
+        int, typer.Option("--workers", "--parallel", min=1, max=256, metavar="N", help="Files at once.")
+    ] = 8,
+    values: Annotated[
+        bool, typer.Option("--values", help="Then look at every number: is one NaN or infinite?")
+    ] = False,
+) -> None:
+    """Read every byte, compare with the manifest's digests, and put the result on record for everyone.
+
+    Ctrl-C loses nothing that is finished: `--stale 1` then goes on with the rest. Whole bytes may be NaN: `--values`
+    reads all once more and looks. Exit code 1: a file differs, or a number is not finite; 3: one could not be read,
+    or it changed meanwhile.
+
+    Examples:
+      tr11 checkpoints verify latest
+      tr11 checkpoints verify --stale 7 --workers 16
+      tr11 checkpoints verify latest --values
+    """
+    if bool(steps) + everything + (stale is not None) != 1:
+        raise Refusal("verify what? Give steps, or --all, or --stale DAYS", exit_code=2)
+    card = context.card
+    context.require_mounted()
+    catalogue = open_catalogue(card)
+    chosen = _chosen(catalogue, steps, stale)
+    try:
+        readings = read_them(directory_of(card), chosen, parallel, context.as_json)
+    except KeyboardInterrupt:
+        raise Refusal("interrupted; what was read whole is on record, and `verify --stale 1` goes on") from None
+    numbers = _values(chosen, readings) if values else {}
+    for step, found in numbers.items():
+        say(f"step {step}: {'' if found.is_sound else 'BAD '}{found}")
+    if context.as_json:
+        shown = [
+            {
+                **document(reading),
+                "bad": list(reading.bad),
+                "values": numbers[reading.step].to_json() if reading.step in numbers else None,
+            }
+            for reading in readings
+        ]
+        emit({"schema": SCHEMA, "checkpoints": shown}, indent=None)
+    elif chosen:
+        print(_summary(readings))
+        if not values and any(reading.result == "fine" for reading in readings):
+            say(NOT_LOOKED_AT)
+    else:
+        print("nothing to read" + ("" if stale is None else f": all were read in the last {counted(stale, 'day')}"))
+    is_sound = all(found.is_sound for found in numbers.values())
+    raise typer.Exit(_verdict(readings, named=bool(steps)) if is_sound else 1)
+
+
+def _values(chosen: Sequence[CatalogueEntry], readings: Sequence[VerifyResult]) -> dict[int, ValuesFound]:
+    """What the numbers are of those whose bytes could be read, by step; damaged files are named already."""
+    readable = {reading.step for reading in readings if reading.result in {"fine", "nothing to compare"}}
+    places = {Path(entry.path): entry.step for entry in chosen if entry.step in readable}
+    return {places[place]: found for place, found in look_at_values(list(places)).items()}
+
+
+def _chosen(catalogue: Catalogue, steps: Sequence[str] | None, stale: float | None) -> list[CatalogueEntry]:
+    if steps:
+        return [find_checkpoint(catalogue, text) for text in dict.fromkeys(steps)]
+    if stale is None:
+        return list(catalogue.checkpoints)
+    now = time.time()
+    return [entry for entry in catalogue.checkpoints if entry.manifest == "read" and _is_stale(entry, now, stale * DAY)]
+
+
+def _is_stale(entry: CatalogueEntry, now: float, seconds: float) -> bool:
+    if not isinstance(entry.digests, DigestRecord):
+        return True
+    return not 0.0 <= now - entry.digests.time < seconds  # a record of the future was made by a wrong clock
+
+
+def read_them(
+    directory: RunDirectory, chosen: Sequence[CatalogueEntry], parallel: int, quiet: bool
+) -> list[VerifyResult]:
+    """Read every byte of these, show how far it is, say and record what was found. Raises KeyboardInterrupt."""
+    stop = threading.Event()
+    readings: list[VerifyResult] = []
+    total = sum(entry.bytes for entry in chosen)
+    with ByteProgress("reading", total, is_quiet=quiet) as progress:
+        for entry in chosen:
+            progress.describe(f"step {entry.step}")
+            before = progress.done
+            reading = read_checkpoint(entry, parallel, progress.advance, stop, user_name())
+            progress.advance(entry.bytes - (progress.done - before))  # what was not read of it is not left either
+            readings.append(reading)
+            if reading.record is not None:
+                _put_on_record(directory, reading.record, progress)
+            if not quiet:
+                for line in _lines(reading, entry):
+                    progress.say(line)
+    return readings
+
+
+def _put_on_record(directory: RunDirectory, record: DigestRecord, progress: ByteProgress) -> None:
+    """Keep a result; a journal or a state folder that cannot be written is said, and the reading goes on."""
+    try:
+        put_on_record(directory, record)
+    except OSError as error:
+        progress.say(f"tr11: step {record.step}: the result cannot be recorded: {error.strerror or error}")
+
+
+def _lines(reading: VerifyResult, entry: CatalogueEntry) -> list[str]:
+    """What to say of one reading: one line for each bad file, else one."""
+    head = f"step {reading.step}:"
+    more = [f"{head} {reading.why}"] if reading.bad and reading.why else []
+    if reading.bad:
+        return [*(f"{head} BAD {line}" for line in reading.bad), *more]
+    if reading.result == "fine":
+        return [f"{head} fine, {counted(entry.files, 'file')}, {size(entry.bytes)}"]
+    words = {"gone": "not judged", "changed": "not judged", "unread": "could not be read"}
+    return [f"{head} {words.get(reading.result, reading.result)}: {reading.why}"]
+
+
+def _summary(readings: Sequence[VerifyResult]) -> str:
+    bad = [str(reading.step) for reading in readings if reading.result == "bad"]
+    fine = sum(reading.result == "fine" for reading in readings)
+    rest = len(readings) - fine - len(bad)
+    parts = (
+        f"{fine} fine",
+        f"{len(bad)} damaged (step {', '.join(bad)})" if bad else "",
+        f"{rest} not judged" * bool(rest),
+    )
+    return f"{len(readings)} read: " + ", ".join(filter(None, parts))
+
+
+def _verdict(readings: Sequence[VerifyResult], named: bool) -> int:
+    """The exit code. Of all checkpoints, those that cannot be judged at all are no fault; of named ones they are."""
+    results = {reading.result for reading in readings}
+    if "bad" in results:
+        return 1
+    missing = {"unread", "changed", *(("gone", "nothing to compare") if named else ())}
+    return 3 if results & missing else 0
+
+
+# ----------------------------------------------------------------------------- the commands
 app = typer.Typer(
     name="checkpoints",
     help="""What is saved: list, verify, pin, prune, inspect, convert. STEP is a number, `latest`, or a folder's path.

@@ -17,13 +17,13 @@ from tr11ops.base.units import counted, duration
 from tr11ops.cli.common import directory_of, open_scheduler, read_card, say
 from tr11ops.cli.context import JSON, RunContext, emit
 from tr11ops.cli.cron_install import in_crontab, install, jobs_of, remove
-from tr11ops.cli.cron_link import link
-from tr11ops.cli.cron_rounds import (
+from tr11ops.cli.cron_link import (
     WATCHING,
     WatchedCell,
     cron_context_of,
     exit_code,
     is_never_launched,
+    link,
     run_cell_rounds,
     run_rounds,
     watched_cells,

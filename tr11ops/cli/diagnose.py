@@ -14,10 +14,10 @@ from tr11ops.base.errors import Refusal
 from tr11ops.base.observed import Unknown, cause, known, observed
 from tr11ops.cli.common import in_time, open_reader, say
 from tr11ops.cli.context import JSON, RunContext
-from tr11ops.cli.logs_print import byte_progress
-from tr11ops.cli.logs_sources import attempt_named
+from tr11ops.cli.logs import attempt_named, byte_progress
 from tr11ops.cluster.slurm_command import PatientOnce
 from tr11ops.rundir.attempts import read_attempt_label
+from trainer.contract.errors import NEEDS_PERSON, UNOBSERVED
 
 if TYPE_CHECKING:
     from tr11ops.cluster.base import Job, Scheduler
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from tr11ops.status.assessment import Assessment
 
 T = TypeVar("T")
-UNOBSERVED = 3
-NEEDS_PERSON = 1
 
 
 def diagnose(

@@ -1,10 +1,10 @@
-"""`tr11 launch`: check a card against what is there, show the plan, and submit it."""
+"""`tr11 launch`: check a run card and submit it; or rehearse it, or write its Kubernetes manifest."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from msgspec.structs import replace
@@ -13,19 +13,97 @@ from tr11ops.base.errors import Refusal
 from tr11ops.base.invocation import command_for
 from tr11ops.base.observed import observed
 from tr11ops.cli import completion
-from tr11ops.cli.common import CLUSTERS, card_path, directory_of, in_time, in_time_for_all, open_scheduler
-from tr11ops.cli.context import JSON, RunContext
-from tr11ops.cli.launch_kubernetes import show_manifest
-from tr11ops.cli.launch_view import print_json, show_first_data, show_view, tell_of_shortage
-from tr11ops.cli.rehearse import differences_value, keep_card, rehearsal_options, show_differences
-from tr11ops.cli.repair import change_queue
+from tr11ops.cli.common import CLUSTERS, card_path, directory_of, in_time, in_time_for_all, open_scheduler, say
+from tr11ops.cli.context import JSON, RunContext, emit
+from tr11ops.cli.launch_view import change_queue, print_json, show_first_data, show_view, tell_of_shortage
 from tr11ops.cluster.hostlist import expand
 from tr11ops.launch.facts import LaunchRequest
+from tr11ops.launch.kubernetes import job_name, kubernetes_problems, manifest, not_carried
+from tr11ops.launch.rehearse import as_options, card_text, differences, rehearsal_overrides
 from tr11ops.launch.session import LaunchJob, carry_out, check_launch
-from tr11ops.runcard.card import load_with_base, parse_attempts
+from tr11ops.runcard.card import CardError, load_card, load_with_base, parse_attempts
 from tr11ops.rundir.journal import user_name
+from trainer.contract.files import write_atomically
+
+if TYPE_CHECKING:
+    from tr11ops.launch.session import LaunchJob
+    from tr11ops.runcard.card import RunCard
+
+CARD_FILE = "rehearsal.toml"
+_WIDEST = 48
+MANIFEST_SCHEMA = 1
 
 
+# ----------------------------------------------------------------------------- rehearsal
+def rehearsal_options(run: str | None, overrides: Sequence[str]) -> tuple[RunCard, list[str]]:
+    """The main card, and the `--set` options that make its rehearsal: those of the person come first and count too."""
+    main = load_card(card_path(run), overrides, os.environ)
+    return main, [*overrides, *as_options(rehearsal_overrides(main))]
+
+
+def differences_value(main: RunCard, other: RunCard) -> list[dict[str, Any]]:
+    """What the rehearsal differs in, for a machine."""
+    return [{"key": key, "main": first, "rehearsal": second} for key, first, second in differences(main, other)]
+
+
+def show_differences(main: RunCard, other: RunCard) -> None:
+    """What the rehearsal differs in, a line each; all else is the main card's."""
+    typer.echo(f"The rehearsal is {main.run.name} but for:")
+    for entry in differences_value(main, other):
+        typer.echo(f"  {entry['key']}: {_shown(entry['main'])} -> {_shown(entry['rehearsal'])}")
+    typer.echo("")
+
+
+def keep_card(job: LaunchJob, main: RunCard) -> None:
+    """Write the rehearsal's own card beside its run, for `tr11 status` and all other commands."""
+    path = job.directory.root / CARD_FILE
+    head = f"The rehearsal of {main.run.name}, written by `tr11 launch --rehearse`; it is written again each time."
+    write_atomically(path, card_text(job.card, head))
+    say(f"its card, for status, logs and kill: --run {path}")
+
+
+def _shown(value: Any) -> str:
+    text = "none" if value is None else str(value)
+    return text if len(text) <= _WIDEST else f"...{text[3 - _WIDEST :]}"
+
+
+# ----------------------------------------------------------------------------- kubernetes
+def show_manifest(context: RunContext, given: list[str], nodes: int | None, dry_run: bool) -> None:
+    """Print the objects of a card. `given`: options that a Job has no use for. Raises CardError, Refusal."""
+    if given:
+        text = f"{given[0]}: a Kubernetes Job starts its pods again by itself and has no array, queue or node list"
+        raise Refusal(f"{text}; leave it out", exit_code=2)
+    if not dry_run:
+        text = "tr11 writes the objects and does not talk to a cluster"
+        raise Refusal(f"{text}: add --dry-run and pipe it into `kubectl apply -f -`", exit_code=2)
+    path = card_path(context.run)
+    sizes = [] if nodes is None else [f"slurm.nodes={nodes}"]
+    card = load_card(path, [*context.overrides, *sizes], os.environ)
+    problems = list(kubernetes_problems(card))
+    if problems or card.kubernetes is None:
+        raise CardError(str(path), problems)
+    objects = manifest(card, card.kubernetes)
+    for line in not_carried(card):
+        say(f"tr11: {line}")
+    if context.as_json:
+        emit({"schema": MANIFEST_SCHEMA, "name": job_name(card), "objects": objects})
+        return
+    import yaml
+
+    class Dumper(yaml.SafeDumper):  # type: ignore[misc]  # the library has no types
+        """Writes what occurs twice twice, as a person would, and texts of several lines as such."""
+
+        def ignore_aliases(self, data: object) -> bool:
+            return True
+
+    def written(dumper: Any, text: str) -> Any:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+    Dumper.add_representer(str, written)
+    typer.echo(yaml.dump_all(objects, Dumper=Dumper, sort_keys=False, width=120), nl=False)
+
+
+# ----------------------------------------------------------------------------- the commands
 def launch(
     context: Annotated[RunContext, JSON],
     *,

@@ -1,41 +1,275 @@
-"""`tr11 logs`: the run's log, one worker's, or a copy on the hub: its end, a part of it, and on as it grows."""
+"""`tr11 logs`: the log of a run, of one worker, or of a mirror on the hub."""
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 from msgspec.structs import replace
 
-from tr11ops.base.errors import NoSuchAttempt, Refusal
+from tr11ops.base.errors import HubPermanentError, HubUnavailable, NoSuchAttempt, Refusal
 from tr11ops.base.moments import since as moment_of
 from tr11ops.cli import completion
-from tr11ops.cli.common import EndpointOption, SinceOption, VariantOption, say
-from tr11ops.cli.context import JSON, RunContext
-from tr11ops.cli.logs_print import no_attempt, print_line, show_remote, show_summary
-from tr11ops.cli.logs_sources import attempt_named, existing, one_log, only, ranks_of, require_workers, workers
+from tr11ops.cli.common import EndpointOption, SinceOption, VariantOption, is_terminal, say
+from tr11ops.cli.context import JSON, RunContext, emit
+from tr11ops.hub.address import repo_of
+from tr11ops.hub.asking import TRIES, remote_retries
+from tr11ops.hub.credentials import find_credentials
+from tr11ops.hub.remote_log import RemoteFollower, RemoteLog
 from tr11ops.logs import moments
 from tr11ops.logs.line_filter import LineQuery
-from tr11ops.logs.lines import LEVELS
-from tr11ops.logs.moments import steps_since
+from tr11ops.logs.lines import LEVELS, as_typed, coloured, folded, plain
+from tr11ops.logs.moments import numbers, steps_since
+from tr11ops.logs.reader import FileReader
 from tr11ops.logs.show import Query
+from tr11ops.logs.summary import summarise
+from tr11ops.logs.summary_text import lines, value
+from tr11ops.logs.tail import LogSource
 from tr11ops.logs.tail import follow as follow_sources
+from tr11ops.rundir.attempts import read_attempt_label
+from tr11ops.status.remote import Outside
+from trainer.contract.errors import UNOBSERVED
+from trainer.contract.state_file import descriptor_of
 
 if TYPE_CHECKING:
+    from tr11ops.hub.address import HubRepo
+    from tr11ops.logs.reader import LogReader
+    from tr11ops.logs.show import Query
     from tr11ops.logs.tail import LogSource
     from tr11ops.rundir.paths import RunDirectory
 
+REMOTE_PATH = "logs/{variant}/main_log.txt"
+MISSING = 404
+SHOWN_FILES = 8
+LARGE_BYTES = 64 << 20
 T = TypeVar("T")
-
 FOLLOW_SECONDS = 0.5
 LINES = 40
 
 
+# ----------------------------------------------------------------------------- sources
+def only(path: Path) -> Callable[[], Sequence[LogSource]]:
+    sources = [LogSource("", path)]
+    return lambda: sources
+
+
+def existing(path: Path | None) -> Path:
+    """A file that can be read from any place. Raises Refusal."""
+    if path is None or not path.is_file():
+        what = "is not a regular file" if path is not None and path.exists() else "does not exist"
+        raise Refusal(f"--file {path}: {what}", exit_code=2)
+    return path
+
+
+def one_log(file: Path | None, directory: RunDirectory | None, has_workers: bool) -> Path:
+    """The log that a summary is of. Raises Refusal."""
+    if has_workers:
+        raise Refusal("--summary is of the main log or of --file: without --rank and --node", exit_code=2)
+    if directory is None:
+        return existing(file)
+    if not directory.paths.main_log.exists():
+        raise Refusal(f"{directory.paths.main_log} does not exist yet: this run has not started")
+    return directory.paths.main_log
+
+
+def ranks_of(text: str | None) -> frozenset[int] | None:
+    try:
+        return None if text is None else numbers(text)
+    except ValueError as error:
+        raise Refusal(f"--rank {text!r}: {error}", exit_code=2) from None
+
+
+def workers(
+    directory: RunDirectory, ranks: frozenset[int] | None, nodes: frozenset[str], attempt: str | None
+) -> Callable[[], Sequence[LogSource]]:
+    """What to read, found again each time it is asked: later attempts bring new files."""
+    is_one = ranks is not None and len(ranks) == 1
+
+    def find() -> list[LogSource]:
+        attempts = [attempt] if attempt is not None else directory.attempt_ids()
+        for number in reversed(attempts):  # the newest attempt that has such a worker
+            found = [
+                LogSource("" if is_one else f"[rank {worker}]", path)
+                for name, worker, path in directory.worker_logs(number)
+                if (ranks is None or worker in ranks) and (not nodes or name in nodes)
+            ]
+            if found:
+                return found
+        return []
+
+    return find
+
+
+def attempt_named(directory: RunDirectory, attempt: str) -> str:
+    """The attempt's folder for an id as people type it: `tr11 status` shows 1000_7, the folder has the raw number."""
+    for number in reversed(directory.attempt_ids()):
+        if attempt in {number, read_attempt_label(directory.paths, number)}:
+            return number
+    return attempt
+
+
+def require_workers(
+    directory: RunDirectory,
+    found: Sequence[LogSource],
+    rank: str | None,
+    node: Sequence[str] | None,
+    attempt: str | None,
+) -> None:
+    """Say clearly when there is nothing to read. Raises Refusal."""
+    if found:
+        return
+    attempts = [attempt] if attempt is not None else reversed(directory.attempt_ids())
+    newest = next((number for number in attempts if any(directory.worker_logs(number))), None)
+    if newest is None:
+        raise Refusal(f"no worker has written a log{f' in attempt {attempt}' if attempt else ''} yet")
+    known = list(directory.worker_logs(newest))
+    ranks = _first_few([str(number) for _, number, _ in known])
+    nodes = _first_few(sorted({name for name, _, _ in known}))
+    words = [*([f"--rank {rank}"] if rank is not None else []), *(f"--node {name}" for name in node or ())]
+    label = read_attempt_label(directory.paths, newest)
+    raise Refusal(
+        f"{' '.join(words)}: no such worker has written anything in attempt {label}; "
+        f"there are logs of ranks {ranks} on nodes {nodes}",
+        exit_code=2,
+    )
+
+
+def _first_few(words: Sequence[str]) -> str:
+    return ", ".join([*words[:8], *(["..."] if len(words) > 8 else [])])
+
+
+# ----------------------------------------------------------------------------- print
+def print_line(line: str, flush: bool) -> None:
+    """One line of a log; on a terminal folded between words, elsewhere as it is."""
+    is_terminal = sys.stdout.isatty()
+    encoding = sys.stdout.encoding or "utf-8"
+    line = as_typed(line)
+    shown = coloured(line) if is_terminal and "NO_COLOR" not in os.environ else plain(line)
+    if is_terminal:
+        shown = folded(shown, get_terminal_size().columns)
+    sys.stdout.write(shown.encode(encoding, "replace").decode(encoding) + "\n")
+    if flush:
+        sys.stdout.flush()
+
+
+def no_attempt(attempt: str | None, launches: int) -> Refusal:
+    if not launches:
+        return Refusal(f"--attempt {attempt}: this log does not say where an attempt begins", exit_code=2)
+    return Refusal(f"--attempt {attempt}: the log has {launches} launches, but none of this attempt", exit_code=2)
+
+
+def show_summary(path: Path, as_json: bool) -> None:
+    descriptor = descriptor_of(path)
+    try:
+        print_summary(FileReader(descriptor), os.fstat(descriptor).st_size, str(path), as_json)
+    finally:
+        os.close(descriptor)
+
+
+def print_summary(reader: LogReader, size: int, name: str, as_json: bool) -> None:
+    with byte_progress(size) as advance:
+        found = summarise(reader, size, advance)
+    if as_json:
+        emit(value(found, name))
+        return
+    for line in lines(found, name):
+        print_line(line, flush=False)
+
+
+@contextmanager
+def byte_progress(size: int) -> Iterator[Callable[[int], None]]:
+    """A bar of the bytes read, where a person looks and it takes a while."""
+    if not is_terminal() or size < LARGE_BYTES:
+        yield lambda position: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("reading", total=size)
+        yield lambda position: bar.update(task, completed=position)
+
+
+# ----------------------------------------------------------------------------- the copy on the hub
+def show_remote(
+    repository: str,
+    query: Query,
+    every: float | None,
+    summary: bool,
+    as_json: bool,
+    endpoint: str | None = None,
+    variant: str | None = None,
+) -> None:
+    """The log of a hub repository; with `every` (seconds) on and on. Raises Refusal."""
+    repo, token = _repo(repository, endpoint)
+    if repo.path and variant is not None:
+        raise Refusal("--variant names a main log: give it, or a PATH in the repository", exit_code=2)
+    path = repo.path or REMOTE_PATH.format(variant=variant or "main")
+    tries, longest = (TRIES, 300.0) if every is None else (None, every)
+    log = RemoteLog(repo.file(path), token, remote_retries(time.sleep, say, tries, longest, spread=0.2, most=300.0))
+    try:
+        if summary:
+            print_summary(log, log.size(), repository, as_json)
+            return
+        follower = RemoteFollower(log, query, say)
+        for line in follower.begin():
+            print_line(line, flush=False)
+        while every is not None:
+            sys.stdout.flush()
+            time.sleep(every)
+            for line in follower.more():
+                print_line(line, flush=False)
+        for line in follower.unfinished():
+            print_line(line, flush=False)
+    except HubPermanentError as error:
+        there = _what_is_there(repo, token, path) if error.status == MISSING else ""
+        raise Refusal(f"--remote {repository}: {there or error}") from None
+    except HubUnavailable as error:
+        raise Refusal(f"--remote {repository}: {error}: nothing may be concluded", exit_code=UNOBSERVED) from None
+    except NoSuchAttempt as error:
+        raise no_attempt(query.wanted.attempt, error.launches) from None
+
+
+def _repo(repository: str, endpoint: str | None) -> tuple[HubRepo, str | None]:
+    """Where the log lies, and the token to show there. Raises Refusal."""
+    from huggingface_hub import constants
+
+    try:
+        repo = repo_of(repository, endpoint)
+        token = find_credentials(None, os.environ).token
+    except ValueError as error:
+        raise Refusal(f"--remote: {error}", exit_code=2) from None
+    if constants.HF_HUB_OFFLINE:
+        raise Refusal("--remote: HF_HUB_OFFLINE is set, so nothing is asked", exit_code=UNOBSERVED)
+    return repo, None if token is None else token.reveal()
+
+
+def _what_is_there(repo: HubRepo, token: str | None, path: str) -> str:
+    """The logs that the repository has instead of `path`, or that there is none; "" where that cannot be told."""
+    try:
+        facts = Outside(repo, token, remote_retries(time.sleep, say, tries=1)).facts()
+    except HubPermanentError as error:
+        return str(error)
+    except HubUnavailable:
+        return ""
+    if facts is None:
+        return ""
+    texts = [name for name in facts.files if name.endswith((".txt", ".log", ".out"))]
+    shown = ", ".join(texts[:SHOWN_FILES]) + (
+        f" and {len(texts) - SHOWN_FILES} more" if len(texts) > SHOWN_FILES else ""
+    )
+    return f"there is no {path} in it; it has {shown or 'no logs'} (OWNER/NAME/PATH shows one)"
+
+
+# ----------------------------------------------------------------------------- the commands
 def logs(
     context: Annotated[RunContext, JSON],
     *,

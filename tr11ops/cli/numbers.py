@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from tr11ops.base.units import counted
+from tr11ops.cli.compare import NamedCourse, course_named, course_of
 from tr11ops.cli.context import JSON, RunContext
-from tr11ops.cli.courses import NamedCourse, course_named, course_of
 from tr11ops.curves.anomaly import NumberAnomaly
 from tr11ops.curves.judge import CurveJudgement, judge
 from trainer.contract.documents import document

@@ -12,8 +12,8 @@ import typer
 from tr11ops.base.errors import Refusal
 from tr11ops.base.units import size
 from tr11ops.cli.common import in_time_for_all, open_reader, require_file, say
+from tr11ops.cli.compare import FromOption, ToOption, range_of_options
 from tr11ops.cli.context import SCHEDULER, RunContext
-from tr11ops.cli.courses import FromOption, ToOption, range_of_options
 from tr11ops.observe.look import facts_of
 from tr11ops.report.build import page_of
 from tr11ops.report.html import render

@@ -21,8 +21,8 @@ from tr11ops.checkpoints.rollback import (
 )
 from tr11ops.checkpoints.trainer_alive import look_for_trainer
 from tr11ops.cli import completion
+from tr11ops.cli.checkpoints import read_them
 from tr11ops.cli.checkpoints_keep import open_catalogue
-from tr11ops.cli.checkpoints_verify import read_them
 from tr11ops.cli.common import DryRunOption, ReasonOption, YesOption, agree, say
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext
 from tr11ops.cli.stopping import StopContext, run_to_stop

@@ -1,31 +1,83 @@
-"""`tr11 sweep`: a study of many runs, one array: plan and submit it; its table, resume, stop and comparison."""
+"""`tr11 sweep`: plans a study of a card with some keys varied, sends it, takes it up again, compares its cells."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import textwrap
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from string import ascii_uppercase
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tr11ops.base.errors import SweepError
-from tr11ops.base.units import counted
-from tr11ops.cli.common import DryRunOption, open_scheduler
-from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
+from tr11ops.base.errors import Refusal, SweepError
+from tr11ops.base.units import counted, timestamp
+from tr11ops.cli.common import (
+    DryRunOption,
+    JsonOption,
+    SchedulerOption,
+    YesOption,
+    agree,
+    open_scheduler,
+    require_file,
+    say,
+)
+from tr11ops.cli.compare import (
+    PLOT_LINES,
+    WIDTH,
+    FromOption,
+    ToOption,
+    comparison_document,
+    comparison_lines,
+    range_of_options,
+)
+from tr11ops.cli.context import JSON, SCHEDULER, RunContext, answer, emit
 from tr11ops.cli.launch_view import show_first_data
-from tr11ops.cli.sweep_change import resume_study, stop_study
-from tr11ops.cli.sweep_compare import compare_cells
-from tr11ops.cli.sweep_send import AtOnceOption, WhyOption, cell_checks, cell_job, send_array, show_cell_checks
-from tr11ops.cli.sweep_view import SCHEMA, aligned, refusals, study_status
+from tr11ops.cli.sweep_view import (
+    SCHEMA,
+    AtOnceOption,
+    FolderArgument,
+    WhyOption,
+    aligned,
+    cell_checks,
+    cell_job,
+    look_at,
+    open_study,
+    refusals,
+    send_array,
+    show_cell_checks,
+    show_table,
+    study_status,
+)
+from tr11ops.curves.compare import ROWS
+from tr11ops.curves.plot import text_plot
 from tr11ops.launch.rehearse import card_text
 from tr11ops.launch.session import LaunchJob
+from tr11ops.queue.stop import Signalled
+from tr11ops.report.html import render
 from tr11ops.runcard.card import RunCard, load_card
+from tr11ops.rundir.journal import user_name
 from tr11ops.sweep.grid import parse_axis
-from tr11ops.sweep.manifest import create, manifest_of, require_free
+from tr11ops.sweep.look import CellState, open_cells
+from tr11ops.sweep.manifest import CARD, create, manifest_of, require_free
 from tr11ops.sweep.plan import SweepPlan, SweepRequest, plan_sweep
+from tr11ops.sweep.results import (
+    MOST_CURVES,
+    TITLES,
+    StudyResult,
+    best_sentence,
+    page_of_study,
+    read_course,
+    result_cells,
+    result_values,
+    study_result,
+)
 from tr11ops.sweep.rule import BatchRule
+from tr11ops.sweep.stop import out_of_reach, stop_cells
 from tr11ops.sweep.submit import SentArray, check_cells, exit_code_of
+from trainer.contract.files import write_atomically
 from trainer.schedule.learning_rate import warmup_samples_of
 from trainer.schedule.path import path_of
 
@@ -33,6 +85,213 @@ if TYPE_CHECKING:
     from tr11ops.cluster.base import Scheduler
     from tr11ops.launch.session import LaunchView
 
+
+# ----------------------------------------------------------------------------- change
+def resume_study(
+    folder: FolderArgument = Path(),
+    *,
+    at_once: AtOnceOption = None,
+    why: WhyOption = "",
+    dry_run: DryRunOption = False,
+    scheduler: SchedulerOption = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """Take up the cells that failed, were stopped, or never began. What is done, runs or waits is left alone.
+
+    Each goes on from its newest sound checkpoint, with the card in its own folder. Nothing is submitted while one cell
+    cannot be seen.
+
+    Examples:
+      tr11 sweep resume demo-sweep --dry-run
+      tr11 sweep resume demo-sweep
+    """
+    study = open_study(folder)
+    look = look_at(study, scheduler)
+    unseen = [cell for cell in look.cells if cell.state is CellState.UNKNOWN]
+    if unseen:
+        raise Refusal(f"cell {unseen[0].name}: {unseen[0].why}; nothing was submitted", exit_code=3)
+    chosen = open_cells(look.cells)
+    if not as_json:
+        show_table(look)
+    if not chosen:
+        if as_json:
+            emit({**look.document(), "submitted": False, "job_id": None, "taken_up": []})
+        else:
+            typer.echo("\nnothing to take up: every cell is done, runs or waits")
+        return
+    edge = look.scheduler
+    if edge is None:
+        raise Refusal(f"{look.no_scheduler}; nothing was submitted", exit_code=3)
+    for cell in chosen:
+        if cell.fault:
+            raise Refusal(f"cell {cell.name}: {cell.fault}; nothing was submitted", exit_code=2)
+    limit = study.manifest.at_once if at_once is None else at_once
+    jobs = {cell.number: cell_job(cell.card, study.card_text(cell.name), edge) for cell in chosen if cell.card}
+    names = {cell.number: cell.name for cell in chosen}
+    sent = SentArray("", {}, check_cells(jobs)) if dry_run else None
+    with refusals():
+        sent = sent or send_array(study.folder, study.manifest.name, jobs, edge, limit, why)
+    show_cell_checks(names, sent.views, as_json)
+    if as_json:
+        taken = list(names.values()) if sent.job_id or dry_run else []
+        emit({**look.document(), "submitted": bool(sent.job_id), "job_id": sent.job_id or None, "taken_up": taken,
+              **cell_checks(names, sent.views)})  # fmt: skip
+    elif sent.job_id:
+        typer.echo(f"\nsubmitted: array {sent.job_id} ({edge.name}) for {', '.join(names.values())}")
+    elif dry_run:
+        typer.echo(f"\nwould take up: {', '.join(names.values())}; nothing was submitted (--dry-run)")
+    else:
+        typer.echo("nothing was submitted")
+    raise typer.Exit(sent.exit_code)
+
+
+def stop_study(
+    folder: FolderArgument = Path(),
+    *,
+    now: Annotated[bool, typer.Option("--now", help="End at once: what is not saved is lost.")] = False,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
+    scheduler: SchedulerOption = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """Stop a study: what runs saves and leaves, queued jobs are cancelled. `tr11 sweep resume` takes it up again.
+
+    Exit code 0: asked, or nothing to stop; 1: a job is someone else's, or a cell's trainer is out of this scheduler's
+    reach; 3: the scheduler did not answer.
+
+    Examples:
+      tr11 sweep stop demo-sweep --dry-run
+      tr11 sweep stop demo-sweep --yes
+    """
+    study = open_study(folder)
+    look = look_at(study, scheduler)
+    edge = look.scheduler
+    if edge is None:
+        raise Refusal(f"{look.no_scheduler}; nothing was stopped", exit_code=3)
+    unseen = [cell for cell in look.cells if cell.view.read_error]
+    if unseen:
+        raise Refusal(f"cell {unseen[0].name}: {unseen[0].why}; nothing was stopped", exit_code=3)
+    waiting = [(cell.name, job) for cell in look.cells for job in cell.view.queued]
+    running = [cell for cell in look.cells if cell.view.running]
+    elsewhere = tuple(out_of_reach(look.cells))
+    if not as_json:
+        for cell_name, job in waiting:
+            typer.echo(f"  cancel  {cell_name}: job {job.job_id} waits")
+        for cell in running:
+            word = "end" if now else "stop"
+            typer.echo(f"{word:>8}  {cell.name}: job {cell.view.running[0].job_id} at iteration {cell.iteration or 0}")
+    done = Signalled()
+    if (waiting or running) and not dry_run:
+        agree("Stop these?", yes)
+        done = stop_cells(look.cells, edge, user_name(), now)
+    if as_json:
+        missed = [*done.refused, *((job_id, reason) for _, job_id, reason in elsewhere)]
+        refused = [{"job_id": job_id, "why": reason} for job_id, reason in missed]
+        emit({"schema": SCHEMA, "dry_run": dry_run, "asked": list(done.asked), "refused": refused})
+    elif not waiting and not running and not elsewhere:
+        typer.echo("nothing of it runs or waits")
+    elif dry_run:
+        typer.echo("nothing was changed (--dry-run)")
+    for job_id, reason in done.refused:
+        say(f"tr11: job {job_id} was not stopped: {reason}")
+    for cell, _, reason in elsewhere:
+        card = study.folder / cell.name / CARD
+        say(f"tr11: cell {cell.name} is not stopped: {reason}; `tr11 kill --run {card}` stops it by its directory")
+    raise typer.Exit(1 if done.refused or elsewhere else 0)
+
+
+# ----------------------------------------------------------------------------- compare
+def compare_cells(
+    folder: FolderArgument = Path(),
+    *,
+    cells: Annotated[
+        list[str] | None, typer.Option("--cell", metavar="NAME", help="Only this cell; may be repeated. The first"
+                                       " one named is what the others are compared with.")
+    ] = None,
+    first: FromOption = None,
+    last: ToOption = None,
+    rows: Annotated[int, typer.Option("--rows", metavar="COUNT", min=1, max=1000, help="Rows of a table.")] = ROWS,
+    lines: Annotated[
+        int | None,
+        typer.Option("--smooth", metavar="LINES", min=1, max=10_000, show_default=False,
+                     help="A row is the mean of so many lines; without: 20, at most a tenth of a course."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE.html", help="Write a page with the curves there.")
+    ] = None,
+    scheduler: SchedulerOption = "auto",
+    as_json: JsonOption = False,
+) -> None:  # fmt: skip
+    """Compare the cells: results, then the loss against samples and against wall time.
+
+    `valid.` is the last validation loss. `~` marks a difference that may be noise: less than two standard errors.
+    `min` are minutes of training, without waits. At most eight curves are drawn: choose them with --cell. --from and
+    --to zoom the curves in.
+
+    Examples:
+      tr11 sweep compare demo-sweep
+      tr11 sweep compare demo-sweep -o comparison.html
+      tr11 sweep compare demo-sweep --cell batch512 --cell batch1024 --json
+    """
+    if output is not None:
+        require_file(output, "--output")
+    within = range_of_options(first, last)
+    study = open_study(folder)
+    known = [cell.name for cell in study.manifest.cells]
+    for name in cells or ():
+        if name not in known:
+            raise Refusal(f"--cell {name}: is no cell of {study.folder}; the cells are {', '.join(known)}", exit_code=2)
+        if study.cards[name].card is None:
+            raise Refusal(f"--cell {name}: {study.cards[name].fault}", exit_code=2)
+    look = look_at(study, scheduler)
+    for fault in look.faults:
+        say(f"tr11: {fault}")
+    states = {cell.name: cell.state.value for cell in look.cells}
+    chosen = list(dict.fromkeys(cells or known))
+    try:
+        courses = [read_course(name, states[name], card) for name in chosen if (card := study.cards[name].card)]
+        result = study_result(study.manifest.name, courses, lines, rows, within)
+    except ValueError as error:
+        raise Refusal(str(error), exit_code=3) from None
+    if output is not None:
+        write_atomically(output, render(page_of_study(result, timestamp(time.time(), None))))
+    answer(as_json, {**_compare_document(result), **within.document()}, _screen(result, len(chosen), str(within)))
+    if output is not None:
+        say(f"written: {output}")
+
+
+def _screen(result: StudyResult, count: int, within: str) -> Iterator[str]:
+    yield from textwrap.wrap(f"sweep {result.name}: {best_sentence(result.rows)}", WIDTH)
+    yield ""
+    yield from aligned([TITLES, *map(result_cells, result.rows)])
+    for axis, compared in result.compared.items():
+        curves = result.curves[axis]
+        yield ""
+        yield " ".join(filter(None, (f"{result.value} by {axis}, means of {compared.lines} lines", within)))
+        for letter, curve in zip(ascii_uppercase, curves, strict=False):
+            yield f"  {letter}  {curve.name}"
+        yield ""
+        yield from text_plot(curves, WIDTH, PLOT_LINES)
+        yield ""
+        yield from comparison_lines(compared, axis)
+    if count > MOST_CURVES:
+        yield ""
+        yield f"{count - MOST_CURVES} cells are not drawn: choose with --cell"
+
+
+def _compare_document(result: StudyResult) -> dict[str, object]:
+    return {
+        "schema": SCHEMA,
+        "name": result.name,
+        "cells": [result_values(row) for row in result.rows],
+        "compared": {
+            axis: {"cells": list(compared.names), **comparison_document(compared, axis)}
+            for axis, compared in result.compared.items()
+        },
+    }
+
+
+# ----------------------------------------------------------------------------- the commands
 app = typer.Typer(
     name="sweep",
     help="""Run a study: one run card with some keys varied, each cell a run of its own, all submitted as one array.

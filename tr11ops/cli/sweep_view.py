@@ -1,39 +1,119 @@
-"""How a study is found and shown: its cells in a table, once or again and again (`tr11 sweep status`)."""
+"""What the `tr11 sweep` commands share: a study that was planned, how it stands, and its array that is sent."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec.structs import replace
 
 from tr11ops.base.errors import Refusal, SweepError
 from tr11ops.base.observed import Unknown
 from tr11ops.base.units import finite
-from tr11ops.cli.common import CLUSTERS, JsonOption, SchedulerOption, in_time, looking, open_if_there, read_card, say
+from tr11ops.cli.common import (
+    CLUSTERS,
+    JsonOption,
+    SchedulerOption,
+    directory_of,
+    in_time,
+    looking,
+    open_if_there,
+    open_scheduler,
+    read_card,
+    say,
+)
 from tr11ops.cli.context import emit
+from tr11ops.cli.launch_view import checks_value, show_checks
 from tr11ops.cli.status_watch import look_again
 from tr11ops.cli.terminal import USUAL, drawing_console
 from tr11ops.cluster.shared import SharedOverview
+from tr11ops.launch.facts import LaunchRequest
+from tr11ops.launch.session import LaunchJob
+from tr11ops.runcard.card import PathBase, RunCard
+from tr11ops.runcard.check import Level
+from tr11ops.rundir.journal import user_name
 from tr11ops.sweep.cards import CellCard, read_cell_card
 from tr11ops.sweep.find import find_study
 from tr11ops.sweep.look import CellProgress, CellState, NoScheduler, look_at_cell
-from tr11ops.sweep.manifest import CARD, SweepManifest, require_manifest
+from tr11ops.sweep.manifest import CARD, SweepArray, SweepManifest, add_array, require_manifest
+from tr11ops.sweep.submit import SentArray, submit_cells
 from trainer.config.card import CardError
+from trainer.contract.files import now as time_now
 from trainer.contract.record import Record
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from tr11ops.cluster.base import Scheduler
+    from tr11ops.launch.session import LaunchView
     from tr11ops.runcard.card import RunCard
+    from tr11ops.runcard.check import PreflightCheck
 
 SCHEMA = 1
 WATCH_SECONDS = 5.0
 LEAST_ROOM = 8  # columns in which a reason still says something
+
+
+# ----------------------------------------------------------------------------- send
+AtOnceOption = Annotated[
+    int | None,
+    typer.Option(
+        "--at-once", min=0, metavar="N", show_default=False,
+        help="Cells that may run at the same time, 0: no limit; without: none, on the embedded scheduler 1.",
+    ),
+]  # fmt: skip
+WhyOption = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Kept in the journal of each cell.")]
+
+
+def cell_job(card: RunCard, text: str, scheduler: Scheduler) -> LaunchJob:
+    """A cell as a launch of its own; `text` is the card as it is kept."""
+    base = PathBase(card.paths.root, "card")  # all its paths are in full
+    return LaunchJob(
+        card, text, directory_of(card), None, LaunchRequest(), scheduler, open_scheduler, user_name(), base
+    )
+
+
+def send_array(
+    folder: Path, name: str, jobs: Mapping[int, LaunchJob], scheduler: Scheduler, limit: int, why: str
+) -> SentArray:
+    """Submit cells, by number, as one array, and put it on record. Raises as `submit_cells` and `add_array` do."""
+    sent = submit_cells(folder, name, jobs, scheduler, limit, why)
+    if sent.job_id:
+        tags = {str(number): record.tag for number, record in sent.records.items()}
+        add_array(folder, SweepArray(sent.job_id, scheduler.name, time_now(), user_name(), tags))
+    return sent
+
+
+def show_cell_checks(names: Mapping[int, str], views: Mapping[int, LaunchView], as_json: bool) -> None:
+    """What is not fine, once for all cells that share it; what refuses is said on stderr too where stdout is JSON."""
+    found: dict[str, tuple[PreflightCheck, list[str]]] = {}
+    for number, view in views.items():
+        for check in view.checks:
+            if check.level is not Level.OK:
+                found.setdefault(_without_folder(check, names[number]), (check, []))[1].append(names[number])
+    for check, cells in found.values():
+        where = "every cell" if len(cells) == len(views) else ", ".join(cells)
+        if not as_json:
+            show_checks([replace(check, text=f"{where}: {check.text}")])
+        elif check.level is not Level.WARNING:
+            say(f"tr11: {where}: {check}")
+
+
+def _without_folder(check: PreflightCheck, name: str) -> str:
+    """What makes two cells' checks the same: all but the cell's own name, which is that of its folder."""
+    return f"{check.level} {check}".replace(name, "CELL")
+
+
+def cell_checks(names: Mapping[int, str], views: Mapping[int, LaunchView]) -> dict[str, Any]:
+    """Every cell's checks, for --json."""
+    return {"checks": {names[number]: checks_value(view.checks) for number, view in views.items()}}
+
+
+# ----------------------------------------------------------------------------- the commands
 _STYLES = {
     CellState.DONE: "green", CellState.RUNNING: "cyan", CellState.QUEUED: "cyan", CellState.STOPPED: "yellow",
     CellState.FAILED: "bold red", CellState.NEW: "yellow", CellState.UNKNOWN: "magenta",

@@ -36,6 +36,7 @@ from tr11ops.hub.sync_loop import LoopClock, follow, seconds_of
 from tr11ops.hub.sync_round import SyncSettings
 from tr11ops.hub.sync_state import is_confirmed, write_confirmed, write_revoked
 from tr11ops.status.publish import document
+from trainer.contract.errors import UNOBSERVED
 
 if TYPE_CHECKING:
     from tr11ops.hub.base import Progress
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
 SCHEMA = 1
 SHOWN_FILES = 20
 BAR_BYTES = 16 << 20  # less is sent before a bar could be read
-UNOBSERVED = 3
 PATIENCE_SECONDS = 300.0  # of one question to the hub; every next round asks again
 
 

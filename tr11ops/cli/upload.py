@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import re
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,30 +21,177 @@ from tr11ops.base.errors import CredentialsError, FileChanged, HubError, HubUnav
 from tr11ops.base.observed import cause
 from tr11ops.base.units import size
 from tr11ops.cli import completion
+from tr11ops.cli.checkpoints import resolve_step
 from tr11ops.cli.common import YesOption, agree, directory_of, say
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
 from tr11ops.cli.goodput import look_back
 from tr11ops.cli.progress import ByteProgress, by_file
-from tr11ops.cli.upload_export import export
-from tr11ops.cli.upload_job import BYTES_OF, UploadJob, job_of
+from tr11ops.cli.trainer_child import ask_checkpoint_module
 from tr11ops.goodput.until_checkpoint import past_until
-from tr11ops.hub.base import hub_retries
+from tr11ops.hub.address import endpoint_of
+from tr11ops.hub.base import DEFAULT_BRANCH, Repository, hub_retries
 from tr11ops.hub.client import Hub
 from tr11ops.hub.credentials import find_credentials
 from tr11ops.hub.model_card import model_card
 from tr11ops.hub.model_facts import model_facts, read_losses
-from tr11ops.hub.upload import overwritten, publish
+from tr11ops.hub.upload import ROOM, Work, overwritten, publish
+from tr11ops.runcard.card import resolved
+from tr11ops.runcard.copies import REPOSITORY
+from tr11ops.rundir.copies import identity_of
 from tr11ops.rundir.journal import Journal
+from tr11ops.rundir.tokenizer import tokenizer_place, workers_environment
+from trainer.contract.checkpoint_names import checkpoint_name
+from trainer.contract.errors import UNOBSERVED
+from trainer.contract.manifest import Manifest
+from trainer.contract.record import Record
+from trainer.schedule.flops import count_parameters
 
 if TYPE_CHECKING:
     from tr11ops.hub.model_card import ModelFacts, TrainingHistory
     from tr11ops.runcard.card import RunCard
+    from trainer.contract.manifest import FileEntry
 
+BYTES_OF = {"bf16": 2, "fp16": 2, "fp32": 4}
 SCHEMA = 1
-UNOBSERVED = 3
 PATIENCE_SECONDS = 3600.0  # an upload of hours is not given up for a hub that is unreachable for minutes
 
 
+# ----------------------------------------------------------------------------- job
+class UploadJob(Record):
+    """One upload, before anything is done."""
+
+    card: RunCard
+    place: Path
+    manifest: Manifest
+    dtype: str
+    repository: Repository
+    private: bool
+    is_visibility_asked: bool  # on the command line, so that a repository of the other kind is not what is meant
+    message: str
+    work: Work
+    tokenizer: Path | None
+    bytes: int  # of the tensors
+
+    @property
+    def address(self) -> str:
+        branch = self.repository.branch
+        place = f"{endpoint_of(self.card.hub.endpoint, os.environ)}/{self.repository.name}"
+        return place if branch == "main" else f"{place}/tree/{branch}"
+
+
+def job_of(
+    card: RunCard,
+    step: str,
+    to: str | None,
+    dtype: str | None,
+    revision: str | None,
+    branch_per_step: bool,
+    public: bool | None,
+    message: str | None,
+    tokenizer: Path | None,
+    work: Path | None,
+) -> UploadJob:
+    """The job that the command line means. Raises Refusal."""
+    name = _repository_name(to or card.hub.model_repository)
+    place = resolve_step(card, step)
+    manifest = _manifest(place)
+    _check_model(card, manifest)
+    branch = checkpoint_name(manifest.step) if branch_per_step else _branch(revision or DEFAULT_BRANCH)
+    kind = dtype or card.precision.dtype
+    folder = directory_of(card).paths.state / "upload" if work is None else work.expanduser().absolute()
+    name_of_work = f"{checkpoint_name(manifest.step)}-{identity_of(place)[:8]}-{kind}"
+    parameters = count_parameters(card.model, card.tokenizer.padded_vocabulary_size).total
+    return UploadJob(
+        card=card,
+        place=place,
+        manifest=manifest,
+        dtype=kind,
+        repository=Repository(name, branch=branch),
+        private=card.hub.private if public is None else not public,
+        is_visibility_asked=public is not None,
+        message=message or f"{card.run.name} {card.paths.variant}: step {manifest.step}",
+        work=Work(folder / name_of_work, export_options(card, tokenizer)),
+        tokenizer=tokenizer,
+        bytes=parameters * BYTES_OF[kind],
+    )
+
+
+def export_options(card: RunCard, tokenizer: Path | None) -> str:
+    """A name for what an export takes from the card and the command line: an earlier one of others is not reused."""
+    named = tokenizer or tokenizer_place(card, workers_environment(card, os.environ))
+    source = None if named is None or not named.expanduser().exists() else str(named.expanduser().absolute())
+    tokens = card.tokenizer.model_dump(exclude={"path"})
+    taken = json.dumps([card.model.model_dump(), tokens, source], sort_keys=True, default=str)
+    return hashlib.sha256(taken.encode()).hexdigest()[:16]
+
+
+def _repository_name(name: str | None) -> str:
+    if name is None:
+        raise Refusal("nothing says where to: give --to OWNER/NAME, or set hub.model_repository", exit_code=2)
+    if re.fullmatch(REPOSITORY, name) is None:
+        raise Refusal("--to: is not a repository's name; write OWNER/NAME", exit_code=2)  # an address may hold a token
+    return name
+
+
+def _branch(name: str) -> str:
+    if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", name) is None or ".." in name or name.endswith((".", ".lock")):
+        raise Refusal(f"--revision {name!r}: is not a branch's name; use letters, digits, dots and dashes", exit_code=2)
+    return name
+
+
+def _manifest(place: Path) -> Manifest:
+    try:
+        manifest = Manifest.read(place)
+    except ValueError as error:
+        raise Refusal(str(error)) from None
+    if manifest is None:
+        raise Refusal(f"{place} is not complete (it has no manifest), and half a model is not published")
+    return manifest
+
+
+def _check_model(card: RunCard, manifest: Manifest) -> None:
+    """The card must be the checkpoint's, or what is published about the model is wrong. Raises Refusal."""
+    for key, value in manifest.model.items():
+        section, _, name = key.partition(".")
+        said = getattr(getattr(card, section, None), name, value)
+        if said is not None and said != value and key != "precision.dtype":
+            raise Refusal(f"{key} is {value} in the checkpoint and {said} in the card: this is not the card it is of")
+
+
+# ----------------------------------------------------------------------------- export
+def export(job: UploadJob, as_json: bool) -> tuple[FileEntry, ...]:
+    """The exported files: of an earlier try where they are as they were, else made now."""
+    work = job.work
+    recorded = work.recorded()
+    if recorded is not None:
+        with ByteProgress("checking", sum(entry.bytes for entry in recorded), is_quiet=as_json) as bar:
+            found = work.finished(bar.advance)
+        if found is not None:
+            return found
+        say(f"{work.folder}: the export of an earlier try is damaged and is made again")
+    work.record.unlink(missing_ok=True)
+    work.make(int(job.bytes * ROOM))
+    return work.record_export(_run_export(job))
+
+
+def _run_export(job: UploadJob) -> dict[str, Any]:
+    """Run the export as a child with this terminal's stderr; its result. Raises Refusal where it fails."""
+    with tempfile.NamedTemporaryFile("w", suffix=".json", prefix="tr11-card-", encoding="utf-8") as stream:
+        stream.write(json.dumps(resolved(job.card)))
+        stream.flush()
+        command = [
+            *("export", "--json", "--force", "--dtype", job.dtype),
+            *("--output", str(job.work.model), "--card", stream.name),
+            *([] if job.tokenizer is None else ["--tokenizer", str(job.tokenizer.expanduser().absolute())]),
+            *("--", str(job.place)),
+        ]
+        value = ask_checkpoint_module(command)
+    if value is None or "error" in value:
+        raise Refusal("the export failed (see above); nothing was published")
+    return value
+
+
+# ----------------------------------------------------------------------------- the commands
 def upload(
     context: Annotated[RunContext, SCHEDULER, JSON],
     step: Annotated[

@@ -268,7 +268,7 @@ def test_where_nothing_can_be_written_it_is_said_where_the_alerts_are(
 ) -> None:
     """A watchdog on another machine keeps them there: here there are none, and that is no all-clear."""
     full = UnwritableDirectory(str(run_directory(bench).root), "no byte is left", is_full=True)
-    monkeypatch.setattr("tr11ops.cli.alerts_view.read_unwritable_directories", lambda paths: (full,))
+    monkeypatch.setattr("tr11ops.cli.alerts.read_unwritable_directories", lambda paths: (full,))
     for answer in (alerts("list"), alerts("ack", "3f2a")):
         said = " ".join(answer.err.split())
         assert "no byte is left" in said and "on the machine that its mails name" in said

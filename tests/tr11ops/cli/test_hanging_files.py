@@ -82,7 +82,7 @@ def test_a_run_directory_that_never_answers(
         ("launch --dry-run", "tr11ops.cli.launch.check_launch"),
         ("alerts list", "tr11ops.cli.alerts.open_alerts"),
         ("alerts digest", "tr11ops.cli.alerts.observe"),
-        ("backup plan", "tr11ops.cli.backup_plan.read_copies"),
+        ("backup plan", "tr11ops.cli.backup_run.read_copies"),
         ("kill --dry-run", "tr11ops.cli.stopping.place_fault"),
         ("kill --dry-run", "tr11ops.cli.stop.read_request"),
         ("pause --dry-run", "tr11ops.cli.stop.read_request"),

@@ -126,7 +126,7 @@ def test_a_queue_that_changes_while_looked_at_is_left_alone(bench: LocalBench, m
     assert bench.launch("--array", "1-3").code == 0
     [old] = own(bench)
     monkeypatch.setattr(
-        "tr11ops.cli.repair.agree", lambda *_: bench.scheduler.cancel(f"{old.array_id}_2")
+        "tr11ops.cli.launch_view.agree", lambda *_: bench.scheduler.cancel(f"{old.array_id}_2")
     )  # someone is quicker than the person who is asked
     answer = bench.launch("--replace")
     assert answer.code == 1 and "the queue has changed meanwhile, and nothing was done" in answer.err

@@ -17,7 +17,7 @@ from tests.tr11ops.cli.local_bench import Answer, LocalBench
 from tests.tr11ops.cli.run_folder import run_directory
 from tests.tr11ops.logs.hub_server import Hub, serving
 from tests.tr11ops.status_cases import record
-from tr11ops.cli.logs_print import print_line
+from tr11ops.cli.logs import print_line
 from tr11ops.logs.line_filter import LineQuery
 from tr11ops.logs.lines import folded
 from tr11ops.logs.reader import BLOCK_BYTES

@@ -20,7 +20,7 @@ from msgspec.structs import asdict
 from tests.waiting import until
 from tr11ops.backup.claim import ArchiveLock
 from tr11ops.cli.main import execute
-from tr11ops.cli.upload_job import export_options
+from tr11ops.cli.upload import export_options
 from tr11ops.hub.model_card import identity_in
 from tr11ops.hub.upload import OURS, Work, stale
 from tr11ops.runcard.card import find_card, load_card, resolved
@@ -261,7 +261,7 @@ def test_another_commit_meanwhile_is_built_upon(exported: list[str], hub_server:
 CHILD = """
 import os, sys
 from tr11ops.cli.main import execute
-from tr11ops.cli.upload_job import export_options
+from tr11ops.cli.upload import export_options
 import tr11ops.cli.upload, tr11ops.hub.client, tr11ops.hub.committing, tr11ops.hub.failures, tr11ops.goodput.history
 import tr11ops.goodput.account, tr11ops.cli.goodput, tr11ops.hub.model_facts, tr11ops.hub.upload, trainer.schedule.flops
 for line in sys.stdin:
