@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec import to_builtins
 from msgspec.structs import replace
@@ -23,6 +23,8 @@ from trainer.contract.paths import RunPaths
 NOW = 1_651_406_400.0  # 2022-05-01 12:00:00 UTC
 HOUR = 3600.0
 DAY = 86400.0
+
+Facts = TypeVar("Facts", RunFacts, OperationFacts)
 
 
 def record(iteration: int = 31219, **changes: Any) -> StepRecord:
@@ -135,6 +137,14 @@ def cron_job(name: str = "pulse", **changes: Any) -> periodic.PeriodicJobState:
     return periodic.PeriodicJobState(**{**values, **changes})
 
 
+def facts_with(facts: Facts, **changes: Any) -> Facts:
+    """The facts with others in them; what is worked out of a card may be stated instead."""
+    fields = {name: changes.pop(name) for name in facts.__struct_fields__ if name in changes}
+    changed = replace(facts, **fields)
+    vars(changed).update(vars(facts) | changes)
+    return changed
+
+
 def snapshot(**changes: Any) -> Snapshot:
     """A healthy, watched moment of a large run; each test changes what it is about."""
     facts = RunFacts(
@@ -145,9 +155,9 @@ def snapshot(**changes: Any) -> Snapshot:
         nodes=48,
         total_iterations=115311,
         checkpoint_interval=100,
-        task_seconds=359_400.0,
         operation=OperationFacts(has_recipients=True),
     )
+    facts = facts_with(facts, task_seconds=359_400.0)
     values: dict[str, Any] = {
         "time": NOW,
         "run": facts,
@@ -188,7 +198,7 @@ def idle(**changes: Any) -> Snapshot:
 
 
 def with_facts(given: Snapshot, **changes: Any) -> Snapshot:
-    return replace(given, run=replace(given.run, **changes))
+    return replace(given, run=facts_with(given.run, **changes))
 
 
 def save_checkpoint(paths: RunPaths, step: int, created: float, latest: bool = True) -> Path:

@@ -24,7 +24,6 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from tr11ops.alerts.mail_text.alert import is_alarm
 from tr11ops.alerts.state import Message
 from tr11ops.alerts.store import alerts_folder
 from tr11ops.base.observed import cause
@@ -233,6 +232,8 @@ def in_turn(entries: Sequence[OutboxEntry], now: float) -> list[OutboxEntry]:
     So what fails slowly in every round keeps up nothing but itself. An incident's messages stay in their order: what
     comes before an urgent one of the same incident is as urgent.
     """
+    from tr11ops.alerts.mail_text.alert import is_alarm
+
     ranks: list[tuple[bool, bool, bool]] = []
     first: dict[str, tuple[bool, bool, bool]] = {}
     for entry in reversed(entries):

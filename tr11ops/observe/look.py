@@ -19,7 +19,6 @@ from tr11ops.cluster.pending_reasons import is_held
 from tr11ops.observe import files
 from tr11ops.observe.attempt_ends import dated
 from tr11ops.observe.clock import Moment, corrected_attempts, corrected_beats, corrected_steps, moment_of, skews
-from tr11ops.observe.course import course_of
 from tr11ops.observe.mounted import why_unmounted
 from tr11ops.observe.operation import OperationObservations
 from tr11ops.observe.operation_files import operation_facts, see_operation
@@ -45,10 +44,6 @@ T = TypeVar("T")
 
 def facts_of(card: RunCard, typed: str = "") -> RunFacts:
     """What watching needs of a run card. `typed` is the card as the person named it, for the commands shown."""
-    from tr11ops.runcard.exit_duration import exit_plan
-
-    plan = exit_plan(card)
-    minutes, limit = plan.minutes, float(card.time_limit_seconds)
     return RunFacts(
         name=card.run.name,
         variant=card.run.variant,
@@ -58,13 +53,11 @@ def facts_of(card: RunCard, typed: str = "") -> RunFacts:
         nodes=card.slurm.nodes,
         total_iterations=card.total_iterations,
         checkpoint_interval=card.checkpoint.interval,
-        task_seconds=60.0 * minutes if minutes is not None else limit,
-        exit_margin=limit - 60.0 * minutes if plan.is_derived and minutes is not None else None,
-        time_limit=limit,
+        time_limit=float(card.time_limit_seconds),
         training=training_facts(card),
         operation=operation_facts(card, Path(typed).parent),
         need=ResumeNeed.of(card),
-        course=course_of(card),
+        source=card,
     )
 
 

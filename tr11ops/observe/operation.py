@@ -5,18 +5,23 @@ Frozen values only. Times are seconds since the epoch, durations seconds.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tr11ops.base.observed import Observed
+from tr11ops.base.observed import Observed, known, observed
 from tr11ops.cluster.base import Job
 from tr11ops.rundir.copy_policy import CopyPolicy
+from tr11ops.rundir.hold_records import HoldRecord
+from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.record import Record
 
 if TYPE_CHECKING:
+    from tr11ops.runcard.card import RunCard
     from tr11ops.rundir import cron_records as periodic
     from tr11ops.rundir.disk_usage import Usage
-from tr11ops.rundir.hold_records import HoldRecord
 
 
 class FilesystemRule(Record):
@@ -31,7 +36,7 @@ class FilesystemRule(Record):
     forecast_days: float = 14.0
 
 
-class OperationFacts(Record):
+class OperationFacts(Record, dict=True):
     """What the run card says of the operation, as far as watching needs it. None or empty: not asked for.
 
     `allocated_nodes` are those that one attempt asks for, spares included. `archive_interval` is how many steps lie
@@ -46,17 +51,55 @@ class OperationFacts(Record):
     tasks_left: int = 2
     clock_skew_seconds: float = 30.0
     purge_days: float | None = None
-    used_files: tuple[Path, ...] = ()  # datasets and tokenizer, which a purge would take as well
     archive_interval: int | None = None
     copies: CopyPolicy | None = None
     copy_seconds: float = 86_400.0
     sync_seconds: float | None = None
     filesystems: tuple[FilesystemRule, ...] = ()
-    periodic_jobs: tuple[str, ...] | None = None  # that the card wants; None: any
     has_recipients: bool = False  # an alert reaches someone: an address or a delivery URL
     start_of_watchdog: str = "cron install"  # the words of tr11 that start one on this machine
     watchdog_acts: bool = True  # the periodic watchdog; else it tells people, and what it would do waits for them
     resubmissions: int = 0  # how often in 24 hours the periodic watchdog may submit again; 0: it only looks
+    source: RunCard | None = None  # which lies in `folder`
+    folder: Path = Path()
+
+    @cached_property
+    def used_files(self) -> tuple[Path, ...]:
+        """Datasets and tokenizer, which a purge would take as well. Reads files; empty where nothing is purged."""
+        if self.source is None or self.purge_days is None:
+            return ()
+        return tuple(_used_files(self.source))
+
+    @cached_property
+    def periodic_jobs(self) -> tuple[str, ...] | None:
+        """The periodic jobs that the card wants; None: any. Reads the heads of the drop-in scripts."""
+        from tr11ops.cron.drop_ins import every_job
+        from trainer.config.card import CardError
+
+        card = self.source
+        if card is None:
+            return None
+        try:
+            jobs = every_job(card, RunDirectory(card.paths, card.kill_switch), self.folder)
+        except CardError:
+            return None  # `tr11 cron` says what is wrong with it; what ran once is watched all the same
+        return tuple(job.name for job in jobs if not job.unwanted)
+
+
+def _used_files(card: RunCard) -> Iterator[Path]:
+    from tr11ops.rundir.datasets import prefixes_of
+    from tr11ops.rundir.tokenizer import tokenizer_place, workers_environment
+
+    prefixes = observed(lambda: prefixes_of(card.data))
+    for prefix in known(prefixes, card.data.prefixes):
+        yield Path(f"{prefix}.bin")
+        yield Path(f"{prefix}.idx")
+    tokenizer = observed(lambda: tokenizer_place(card, workers_environment(card, os.environ)))
+    if isinstance(tokenizer, Path):
+        yield tokenizer
+    for text in (card.tokenizer.vocabulary_file, card.tokenizer.merges_file):
+        if text is not None:
+            yield Path(text)
 
 
 class Copied(Record):

@@ -68,7 +68,6 @@ def operation_facts(card: RunCard, card_folder: Path = Path()) -> OperationFacts
         tasks_left=watch.tasks_left,
         clock_skew_seconds=watch.clock_skew_seconds,
         purge_days=watch.scratch_purge_days,
-        used_files=tuple(_used_files(card)) if watch.scratch_purge_days is not None else (),
         archive_interval=min(filter(None, intervals), default=None),
         copies=CopyPolicy.of(backup) if backup.store or backup.url else None,
         copy_seconds=3600.0 * backup.interval_hours,
@@ -85,39 +84,13 @@ def operation_facts(card: RunCard, card_folder: Path = Path()) -> OperationFacts
             )
             for entry in card.filesystems
         ),
-        periodic_jobs=_wanted_jobs(card, card_folder),
         start_of_watchdog=start_of_watchdog(),
         has_recipients=card.alerts.has_recipients,
         watchdog_acts=card.watch.act,
         resubmissions=card.watch.resubmissions_per_day if card.watch.act else 0,
+        source=card,
+        folder=card_folder,
     )
-
-
-def _wanted_jobs(card: RunCard, card_folder: Path) -> tuple[str, ...] | None:
-    from tr11ops.cron.drop_ins import every_job
-    from trainer.config.card import CardError
-
-    try:
-        jobs = every_job(card, RunDirectory(card.paths, card.kill_switch), card_folder)
-        return tuple(job.name for job in jobs if not job.unwanted)
-    except CardError:
-        return None  # `tr11 cron` says what is wrong with it; what ran once is watched all the same
-
-
-def _used_files(card: RunCard) -> Iterator[Path]:
-    from tr11ops.rundir.datasets import prefixes_of
-    from tr11ops.rundir.tokenizer import tokenizer_place, workers_environment
-
-    found = observed(lambda: prefixes_of(card.data))
-    for prefix in card.data.prefixes if isinstance(found, Unknown) else found:
-        yield Path(f"{prefix}.bin")
-        yield Path(f"{prefix}.idx")
-    tokenizer = observed(lambda: tokenizer_place(card, workers_environment(card, os.environ)))
-    if isinstance(tokenizer, Path):
-        yield tokenizer
-    for text in (card.tokenizer.vocabulary_file, card.tokenizer.merges_file):
-        if text is not None:
-            yield Path(text)
 
 
 def see_operation(

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import field
 
 from tr11ops.base.observed import Observed, Unknown, known, observed_fields, unknown_fields
 from tr11ops.cluster.base import Job, JobState, Node
-from tr11ops.observe.course import EqualSteps
+from tr11ops.observe.course import EqualSteps, course_of
 from tr11ops.observe.operation import OperationFacts, OperationObservations
 from tr11ops.observe.training import Readmission, TrainingFacts, TrainingObservations
 from tr11ops.rundir.attempt_end import AttemptEnd
@@ -30,15 +31,17 @@ from trainer.contract.origin import Origin
 from trainer.contract.record import Record
 from trainer.contract.resumable import ResumeNeed
 
+if TYPE_CHECKING:
+    from tr11ops.runcard.card import RunCard
+    from tr11ops.runcard.exit_duration import ExitPlan
 
-class RunFacts(Record):
-    """What the run card says, as far as watching needs it.
 
-    `task_seconds` is how long one array task trains (the exit duration, else the time limit); None where the card
-    does not say. `exit_margin`: how long before a job's limit an attempt leaves, None where the card itself says when
-    it leaves. `time_limit`: what the card asks for. Both in seconds. `total_iterations` counts from the card's samples
-    and batch ramp. `need`: what the run needs of a checkpoint that it resumes from. `course`: what
-    its steps cost against each other; empty: all alike.
+class RunFacts(Record, dict=True):
+    """What the run card says, as far as watching needs it; what costs is worked out when it is asked for.
+
+    `card` is the card as it was typed, `source` what stands in it. `time_limit` of a job in seconds.
+    `total_iterations` counts from the card's samples and batch ramp. `need`: what the run needs of a checkpoint that
+    it resumes from.
     """
 
     name: str
@@ -49,13 +52,36 @@ class RunFacts(Record):
     nodes: int | None = None
     total_iterations: int | None = None
     checkpoint_interval: int | None = None
-    task_seconds: float | None = None
-    exit_margin: float | None = None
     time_limit: float | None = None
     training: TrainingFacts = field(default_factory=TrainingFacts)
     operation: OperationFacts = field(default_factory=OperationFacts)
     need: ResumeNeed = field(default_factory=ResumeNeed)
-    course: tuple[EqualSteps, ...] = ()
+    source: RunCard | None = None
+
+    @cached_property
+    def task_seconds(self) -> float | None:
+        """How long one array task trains: until it leaves by itself, else its time limit; None without a card."""
+        minutes = None if self._exit_plan is None else self._exit_plan.minutes
+        return self.time_limit if minutes is None else 60.0 * minutes
+
+    @cached_property
+    def exit_margin(self) -> float | None:
+        """How long before a job's limit an attempt leaves (seconds); None where the card itself says when it leaves."""
+        plan = self._exit_plan
+        if plan is None or not plan.is_derived or self.time_limit is None or self.task_seconds is None:
+            return None
+        return self.time_limit - self.task_seconds
+
+    @cached_property
+    def course(self) -> tuple[EqualSteps, ...]:
+        """What the steps cost against each other; empty: all alike."""
+        return () if self.source is None else course_of(self.source)
+
+    @cached_property
+    def _exit_plan(self) -> ExitPlan | None:
+        from tr11ops.runcard.exit_duration import exit_plan
+
+        return None if self.source is None else exit_plan(self.source)
 
 
 class Step(Record):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from tests.tr11ops.detect.operation_cases import operated
-from tests.tr11ops.status_cases import HOUR, NOW, idle, snapshot, steps
+from tests.tr11ops.status_cases import HOUR, NOW, facts_with, idle, snapshot, steps
 from tr11ops.cli.diagnose_advice import advice, with_advice
 from tr11ops.diagnose.attribution.evidence import Attribution, Conclusion, Kind
 from tr11ops.diagnose.attribution.joined import joined
@@ -48,8 +48,8 @@ def test_data_that_may_be_at_fault_are_passed_over() -> None:
 def test_a_node_beyond_the_limit_is_excluded_by_force_only() -> None:
     found = concluded(Attribution(Kind.NODE, "the second time on n20", 0.9, blamed=("n20",), evidence=("n20",)))
     run = operated()
-    tight = replace(run.run.operation, exclusion_cap_percent=0.0)
-    at_limit = replace(run, run=replace(run.run, operation=tight), exclusions=())
+    tight = facts_with(run.run.operation, exclusion_cap_percent=0.0)
+    at_limit = replace(run, run=facts_with(run.run, operation=tight), exclusions=())
     shown = screen(with_advice(found, advice(at_limit, found)))
     assert "`tr11 nodes exclude n20 --force --reason REASON`" in shown and "exclude n20 " in shown
     assert "tr11 nodes exclude n20" in screen(found)

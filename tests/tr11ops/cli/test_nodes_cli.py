@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from tests.tr11ops.cli.local_bench import Answer, LocalBench
 from tests.tr11ops.cli.run_folder import run_directory
 from tests.tr11ops.detect.operation_cases import operated
+from tests.tr11ops.status_cases import facts_with
 from tr11ops.base.errors import NodeNameError
 from tr11ops.cluster.base import Job, JobState, Node
 from tr11ops.cluster.local import LocalScheduler
@@ -169,8 +170,8 @@ def test_what_the_cap_names_where_all_excluded_nodes_are_dead_helps(
     there = tuple(replace(one, states=dead.get(one.name, one.states)) for one in bench.scheduler.nodes())
     entries = read_version(run_directory(bench).exclusions).exclusions
     given = operated(nodes=there, exclusions=entries, readmissions=())
-    facts = replace(given.run.operation, exclusion_cap_percent=None, allocated_nodes=2, partition="")
-    (told,) = exclusion_cap.detect(replace(given, run=replace(given.run, nodes=2, operation=facts)))
+    facts = facts_with(given.run.operation, exclusion_cap_percent=None, allocated_nodes=2, partition="")
+    (told,) = exclusion_cap.detect(replace(given, run=facts_with(given.run, nodes=2, operation=facts)))
     monkeypatch.chdir(tmp_path)
     of_run = ("--run", str(bench.card), "--scheduler", "local")
     assert bench.tr11(*shlex.split(told.fix)[1:], *of_run).code == 0

@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace
-
 from tests.tr11ops.status_cases import (
     DAY,
     HOUR,
     NOW,
     changed,
     checkpoints,
+    facts_with,
     idle,
     pending,
     snapshot,
@@ -154,7 +153,7 @@ def queued(reason: str = "Resources", **changes: Any) -> Snapshot:
 
 
 def facts(**changes: Any) -> OperationFacts:
-    return replace(FACTS, **changes)
+    return facts_with(FACTS, **changes)
 
 
 def backed_up(store: tuple[int, ...], url: tuple[int, ...], weights: tuple[int, ...] = (), **changes: Any) -> Snapshot:

@@ -28,6 +28,7 @@ from tests.tr11ops.status_cases import (
     changed,
     checkpoints,
     ended,
+    facts_with,
     idle,
     pending,
     running,
@@ -119,7 +120,7 @@ def test_a_full_disk_names_what_fills_it_and_what_makes_room(kept: int, helps: s
         shut_folders=(UnwritableDirectory("/run", "no byte is left", True),),
         save_room=FolderRoom("/run", 0, 8 * 2**30),
     )
-    (told,) = filesystem_full.detect(replace(seen, run=replace(seen.run, directory=Path("/run"))))
+    (told,) = filesystem_full.detect(replace(seen, run=facts_with(seen.run, directory=Path("/run"))))
     assert told.fix == helps
     share, others = f"{2 * kept}.0 GiB of the 8.0 GiB there", f"{8 - 2 * kept}.0 GiB are other files"
     assert f"the run's {kept} checkpoints are about {share}" in told.evidence
@@ -367,7 +368,7 @@ def test_what_people_have_just_excluded_is_no_mail(owner: str, hours: int, sever
     entry = Exclusion("n4", since=NOW - hours * HOUR, owner=owner, why="a doubt")
     nodes = tuple(Node(f"n{number}", frozenset({"idle"})) for number in range(5))
     given = operated(nodes=nodes, exclusions=(entry,), readmissions=())
-    facts = replace(given.run.operation, exclusion_cap_percent=20, allocated_nodes=2, partition="")
-    seen = replace(given, run=replace(given.run, nodes=2, operation=facts))
+    facts = facts_with(given.run.operation, exclusion_cap_percent=20, allocated_nodes=2, partition="")
+    seen = replace(given, run=facts_with(given.run, nodes=2, operation=facts))
     (told,) = exclusion_cap.detect(seen)
     assert told.severity.name == severity

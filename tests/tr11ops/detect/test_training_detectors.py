@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.tr11ops.detect.training_course import Course, Over, at, findings, later, moved, names, only
-from tests.tr11ops.status_cases import HOUR, NOW, changed, record, snapshot
+from tests.tr11ops.status_cases import HOUR, NOW, changed, facts_with, record, snapshot
 from tr11ops.detect import registry
 from tr11ops.detect.causes import by_cause
 from tr11ops.observe import normal_silence
@@ -233,7 +233,7 @@ def test_without_phases_a_stall_takes_an_hour() -> None:
 
 def test_the_card_says_how_many_iterations_are_a_stall() -> None:
     seen = later(at(250), 18 * 60)
-    facts = replace(seen.run, training=replace(seen.run.training, stall_iterations=20))
+    facts = facts_with(seen.run, training=replace(seen.run.training, stall_iterations=20))
     assert findings(replace(seen, run=facts)) == []
 
 
@@ -291,7 +291,7 @@ def test_no_content_of_the_files_breaks_a_detector(
         steps=tuple(lines * repeat), heartbeats=tuple(beats_seen), phases=tuple(phases), events=tuple(events)
     )
     training = replace(seen.run.training, log_interval=log_interval, checkpoint_minutes=minutes)
-    seen = replace(seen, run=replace(seen.run, training=training))
+    seen = replace(seen, run=facts_with(seen.run, training=training))
     found = registry.detect_all(seen)
     judge(seen, found)
     assert all("\n" not in finding.title for finding in found)

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.tr11ops.detect.training_course import Course, Over, at, findings, later, moved, names, only
-from tests.tr11ops.status_cases import NOW, beats, changed, record, running, snapshot, steps
+from tests.tr11ops.status_cases import NOW, beats, changed, facts_with, record, running, snapshot, steps
 from tr11ops.detect import registry
 from tr11ops.detect.finding import Severity
 from tr11ops.observe.snapshot import Checkpoint, Snapshot, Step
@@ -189,7 +189,7 @@ def test_one_high_norm_is_noise_and_the_card_says_what_is_high() -> None:
     course = at(300, change=lambda line: replace(line, grad_norm=30.0) if line.iteration == 299 else line)
     assert findings(course.see()) == []
     seen = april(31_219)
-    facts = replace(seen.run, training=replace(seen.run.training, loss_factor=3.0))
+    facts = facts_with(seen.run, training=replace(seen.run.training, loss_factor=3.0))
     assert names(replace(seen, run=facts)) == ["gradient-norm"]
 
 
@@ -295,7 +295,7 @@ def test_the_main_log_alone_stands_still() -> None:
 def with_minutes(course: Course, minutes: float, **changes: Any) -> Snapshot:
     seen = course.see(**changes)
     training = replace(seen.run.training, checkpoint_minutes=minutes)
-    return replace(seen, run=replace(seen.run, checkpoint_interval=None, training=training))
+    return replace(seen, run=facts_with(seen.run, checkpoint_interval=None, training=training))
 
 
 def test_checkpoints_that_are_due_by_the_clock() -> None:

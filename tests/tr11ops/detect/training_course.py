@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tests.tr11ops.status_cases import NOW, changed, pending, record, running, snapshot
+from tests.tr11ops.status_cases import NOW, changed, facts_with, pending, record, running, snapshot
 from tr11ops.detect import registry
 from tr11ops.detect.finding import Finding
 from tr11ops.observe.snapshot import Attempt, Checkpoint, Checkpoints, RunFacts, Snapshot, Step
@@ -182,7 +182,7 @@ class Course:
         found = Checkpoints(tuple(step for step, _ in self.saved), newest, examined)
         facts = RunFacts(
             "tr11-176B-ml", "main", snapshot().run.directory, snapshot().run.kill_switch, nodes=2, total_iterations=10**6,
-            checkpoint_interval=self.save_every, task_seconds=360_000.0,
+            checkpoint_interval=self.save_every,
             training=TrainingFacts(log_interval=self.log_interval),
         )  # fmt: skip
         job = running(
@@ -191,7 +191,7 @@ class Course:
         )  # fmt: skip
         values: dict[str, Any] = {
             "time": self.clock,
-            "run": facts,
+            "run": facts_with(facts, task_seconds=360_000.0),
             "jobs": (pending(),) if self.dead else (job, pending()),
             "steps": tuple(self.steps[-400:]),
             "heartbeats": beats,

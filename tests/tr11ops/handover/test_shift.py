@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from tests.tr11ops.cli.status_place import TR11, Place
 from tests.tr11ops.status.care_cases import REMARK, alert, asked_for, look
-from tests.tr11ops.status_cases import DAY, HOUR, NOW, ended, pending, record, running, snapshot, steps
+from tests.tr11ops.status_cases import DAY, HOUR, NOW, ended, pending, record, running, snapshot, steps, with_facts
 from tr11ops.alerts.state import Incident
 from tr11ops.base.errors import Refusal
 from tr11ops.base.observed import Unknown
@@ -303,7 +303,7 @@ def test_the_coming_shift() -> None:
         exclusions=(Exclusion("n17", "Xid 79", "tr11", NOW + HOUR),),
         usage=tuple(look("SCRATCH", 99.8 - day, age=600.0 + day * DAY) for day in range(10)),
     )
-    seen = replace(seen, run=replace(seen.run, course=course))
+    seen = with_facts(seen, course=course)
     extra = ExtraObservations((alert(snoozed_until=NOW + 2 * HOUR),))
     found = sorted(coming_events(seen, extra, card, 12 * HOUR), key=lambda event: event.time)
     texts = [re.sub(r"[\d,.]+ to", "N to", event.text) for event in found]

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from msgspec import to_builtins
-from tr11ops.status.build_attempts import attempts_of
 
 from tests.tr11ops.status_cases import NOW, running, steps
 from tr11ops.base.observed import known
+from tr11ops.base.units import iso_time
 from tr11ops.cluster.base import Job, JobState, Node
 from tr11ops.detect import unfinished_end
 from tr11ops.goodput.attempts import read_attempts as read_history
@@ -20,6 +20,8 @@ from tr11ops.observe.snapshot import Attempt, RunFacts, newest_attempt
 from tr11ops.rundir.attempts import AttemptVerdict
 from tr11ops.rundir.journal import read_journal
 from tr11ops.rundir.paths import RunDirectory, new_tag
+from tr11ops.status.build import status_of
+from tr11ops.watchdog.verdict import judge
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.files import write_json
 from trainer.contract.heartbeat import Heartbeat, write_heartbeat
@@ -61,8 +63,8 @@ def seen(directory: RunDirectory, *jobs: Job) -> Attempt:
     facts = RunFacts("tr11-176B-ml", "main", directory.root, directory.kill_switch)
     snapshot = observe(directory, facts, Queue(jobs), NOW)
     [attempt] = known(snapshot.attempts, ())
-    [shown] = attempts_of(snapshot)
-    assert (shown.changed, shown.is_told) == (attempt.changed, attempt.is_told)
+    [shown] = status_of(snapshot, (), judge(snapshot, ())).document()["last_attempts"]
+    assert (shown["changed"], shown["is_told"]) == (iso_time(attempt.changed), attempt.is_told)
     return attempt
 
 

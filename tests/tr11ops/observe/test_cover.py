@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from tests.tr11ops.status_cases import HOUR, NOW, pending, running, snapshot, with_facts, wordless
+from tests.tr11ops.status_cases import HOUR, NOW, facts_with, pending, running, snapshot, with_facts, wordless
 from tr11ops.cluster.base import Node
 from tr11ops.detect import chain_end, nodes_short, waits_for_site
 from tr11ops.detect.finding import Severity
@@ -115,7 +115,7 @@ def test_where_those_that_train_fit_the_cure_is_fewer_spares(nodes: tuple[Node, 
     """The site alone mends nodes; without its spares the run goes on now."""
     queued = pending(**QUEUED, node_count=allocated)
     given = with_facts(snapshot(jobs=(queued,), nodes=nodes), nodes=44)
-    given = replace(given, run=replace(given.run, operation=replace(given.run.operation, allocated_nodes=48)))
+    given = replace(given, run=facts_with(given.run, operation=facts_with(given.run.operation, allocated_nodes=48)))
     assert [one.fix for one in nodes_short.detect(given)] == ([fix] if fix else [])
 
 

@@ -21,9 +21,11 @@ from tr11ops.cluster.base import JobState
 from tr11ops.cluster.site import SiteRules, keep_site
 from tr11ops.observe import operation_files as reading
 from tr11ops.observe.files import read_attempts
+from tr11ops.observe.look import facts_of, observe
 from tr11ops.observe.operation import Copied, CopyStatus, FolderRoom, OperationFacts
 from tr11ops.observe.snapshot import Attempt
 from tr11ops.runcard.card import load_card, shipped_folder
+from tr11ops.runcard.exit_duration import ExitPlan
 from tr11ops.rundir import cron_records as periodic
 from tr11ops.rundir.attempts import AttemptVerdict
 from tr11ops.rundir.hold_records import HoldRecord
@@ -70,6 +72,30 @@ def test_a_card_that_asks_for_nothing() -> None:
 def test_where_copies_go_says_which_steps_must_be_copied() -> None:
     only_url = reading.operation_facts(card("rehearsal", "backup.url=gs://bucket/x", "backup.weights_interval=300"))
     assert only_url.archive_interval == 300
+
+
+def test_what_costs_of_a_card_is_worked_out_once_and_when_it_is_asked_for(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def every_job(*_: object) -> list[object]:
+        asked.append("periodic jobs")
+        return []
+
+    def exit_plan(_: object) -> ExitPlan:
+        asked.append("exit plan")
+        return ExitPlan(90.0, "a step")
+
+    monkeypatch.setattr("tr11ops.cron.drop_ins.every_job", every_job)
+    monkeypatch.setattr("tr11ops.runcard.exit_duration.exit_plan", exit_plan)
+    directory.root.mkdir()
+    facts = facts_of(card("rehearsal", "slurm.time_limit=02:00:00"))
+    assert observe(directory, facts, Unknown("not asked"), NOW).run is facts
+    assert asked == []
+    assert (facts.task_seconds, facts.exit_margin, facts.operation.periodic_jobs) == (5400, 1800, ())
+    assert (facts.task_seconds, facts.operation.periodic_jobs) == (5400, ())
+    assert asked == ["exit plan", "periodic jobs"]
 
 
 # ----------------------------------------------------------------------------- everything at once

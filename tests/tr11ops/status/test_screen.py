@@ -25,6 +25,7 @@ from tests.tr11ops.status_cases import (
     checkpoints,
     cron_job,
     ended,
+    facts_with,
     idle,
     pending,
     running,
@@ -401,8 +402,8 @@ def test_what_to_do_before_sleeping_stands_below_the_answer() -> None:
     assert "\nBefore you sleep: no watchdog looks at the run. Job 1000_7" in text
     assert "\n  first    tr11 cron install\n" in text
     seen = snapshot(periodic_jobs=())
-    operation = replace(seen.run.operation, start_of_watchdog="cron run")  # neither crontab nor Slurm
-    text = drawn(replace(seen, run=replace(seen.run, operation=operation)), 80, True)
+    operation = facts_with(seen.run.operation, start_of_watchdog="cron run")  # neither crontab nor Slurm
+    text = drawn(replace(seen, run=facts_with(seen.run, operation=operation)), 80, True)
     assert "\n  first    tr11 cron run\n" in text
 
 

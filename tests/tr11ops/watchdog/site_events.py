@@ -22,6 +22,7 @@ from tests.tr11ops.status_cases import (
     changed,
     cron_job,
     ended,
+    facts_with,
     pending,
     running,
     snapshot,
@@ -89,7 +90,7 @@ def phase(name: str) -> Snapshot:
             jobs=(), attempts=(LAST,), steps=steps(age=320.0), heartbeats=beats(320.0, "ended"), nodes=IDLE_NODES
         ),
     }[name]  # fmt: skip
-    return changed(quiet, submissions=(SENT,), run=replace(quiet.run, operation=FACTS), usage=(usage(),))
+    return changed(quiet, submissions=(SENT,), run=facts_with(quiet.run, operation=FACTS), usage=(usage(),))
 
 
 def usage(bytes_used: int = 50) -> Usage:
