@@ -299,7 +299,9 @@ class Pruner(Record):
         if identity != victim.identity or place.is_symlink():
             return "it has changed since it was looked at"
         found = next((entry for entry in decisions if entry.name == victim.name), None)
-        return "it is not known any more" if found is None else "" if found.goes else found.why
+        if found is None:
+            return "it is not known any more"
+        return "" if found.goes else found.why
 
 
 def _is_there(row: CheckpointRow) -> bool:

@@ -115,7 +115,11 @@ def _printable(text: str) -> str:
 
 
 def _cells(entry: CatalogueEntry, now: float) -> tuple[str, ...]:
-    marks = ("latest" if entry.is_latest else "use" if entry.used_by else "", "pin" if entry.pin else "")
+    marks = ["pin"] if entry.pin else []
+    if entry.is_latest:
+        marks.insert(0, "latest")
+    elif entry.used_by:
+        marks.insert(0, "use")
     return (
         str(entry.step),
         size(entry.bytes),
@@ -124,7 +128,7 @@ def _cells(entry: CatalogueEntry, now: float) -> tuple[str, ...]:
         entry.state,
         _read(entry, now),
         " ".join(sorted({_copy(copy) for copy in entry.copies})) or "-",
-        ",".join(filter(None, marks)),
+        ",".join(marks),
     )
 
 

@@ -13,6 +13,7 @@ from tr11ops.cron.runner import CUT_OFF
 from tr11ops.cron.schedule import Schedule, next_due
 from tr11ops.rundir.claims import TOLERANCE_SECONDS
 from tr11ops.rundir.cron_records import ChainState, PeriodicJobState
+from trainer.contract.errors import NEEDS_PERSON, UNOBSERVED
 from trainer.contract.record import Record
 
 LEAST_GRACE_SECONDS = 300.0
@@ -67,7 +68,9 @@ class CronView(Record):
 
     @property
     def exit_code(self) -> int:
-        return 1 if self.problems else 3 if self.unknown else 0
+        if self.problems:
+            return NEEDS_PERSON
+        return UNOBSERVED if self.unknown else 0
 
 
 def grace(schedule: Schedule) -> float:

@@ -66,11 +66,18 @@ def minutes_field(schedules: Sequence[Schedule], now: float, offset_minutes: int
     """
     steps = [60]
     for schedule in schedules:
-        step = schedule.period_seconds / 60
-        steps.append(60 if isinstance(schedule, Daily) else max(1, int(step)) if step == int(step) else 1)
+        minutes = schedule.period_seconds / 60
+        if isinstance(schedule, Daily):
+            steps.append(60)
+        elif minutes.is_integer():
+            steps.append(max(1, int(minutes)))
+        else:
+            steps.append(1)
         steps.append((int(schedule.after(now) // 60) + offset_minutes) % 60)
     step = reduce(math.gcd, steps)
-    return "0" if step == 60 else "*" if step == 1 else f"*/{step}"
+    if step == 60:
+        return "0"
+    return "*" if step == 1 else f"*/{step}"
 
 
 def cron_lines(command: Sequence[str], jobs: Sequence[PeriodicJob], now: float, offset_minutes: int) -> list[str]:

@@ -32,7 +32,9 @@ class NodeAnswer(Record):
     def value(self, name: str) -> float | None:
         """The speed of one measurement: the median of the samples, of the part that counts. None: not measured."""
         parts = [median(values) for values in self.samples.get(name, {}).values()]
-        return None if not parts else max(parts) if name in BEST_PART_COUNTS else min(parts)
+        if not parts:
+            return None
+        return max(parts) if name in BEST_PART_COUNTS else min(parts)
 
     def counted_samples(self, name: str) -> tuple[float, ...]:
         """The samples of the part that counts."""
