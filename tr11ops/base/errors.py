@@ -230,6 +230,8 @@ class HostlistError(Tr11Error, ValueError):
 class NoPartition(Tr11Error, ValueError):
     """None is fit, and the card names none. One line."""
 
+    exit_code = USAGE
+
 
 class TableError(Tr11Error, ValueError):
     """A table of cron cannot be changed safely. One line."""

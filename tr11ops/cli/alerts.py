@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,8 +19,9 @@ from tr11ops.alerts.sending import policy_for
 from tr11ops.base.errors import NoSuchAlert, Refusal
 from tr11ops.base.observed import Unknown, known, observed
 from tr11ops.base.units import counted, duration
-from tr11ops.cli.common import DryRunOption, in_time, named_card, say
-from tr11ops.cli.context import JSON, RunContext, emit
+from tr11ops.cli.common import in_time, named_card, say
+from tr11ops.cli.context import DRY_RUN, JSON, REASON, RunContext, emit
+from tr11ops.cli.runner import UNCHANGED
 from tr11ops.cli.terminal import local_time, plain_text, show, table
 from tr11ops.observe.look import facts_of, observe
 from tr11ops.observe.operation_files import read_unwritable_directories
@@ -85,19 +86,16 @@ Fingerprints = Annotated[
 ]
 Fingerprint = Annotated[str, typer.Argument(metavar="FP", help="Fingerprint; the beginning is enough.")]
 AllOption = Annotated[bool, typer.Option("--all", help="Every open alert.")]
-ReasonOption = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Kept with the alert and in the journal.")]
 WhoOption = Annotated[
     str, typer.Option("--as", metavar="NAME", help="For someone else; who typed it is recorded too. Default: you.")
 ]
 
 
 def ack(
-    context: Annotated[RunContext, JSON],
+    context: Annotated[RunContext, JSON, DRY_RUN, REASON],
     fingerprints: Fingerprints = None,
     everything: AllOption = False,
-    why: ReasonOption = "",
     who: WhoOption = "",
-    dry_run: DryRunOption = False,
 ) -> None:
     """Say that someone works on it: no escalation and no repeats for 24 hours, unless it becomes worse.
 
@@ -107,24 +105,14 @@ def ack(
     """
     context.seen()
     name = _name(who)
-    _do(
-        context,
-        _chosen(context, fingerprints, everything),
-        lambda: acknowledge(name, why),
-        why,
-        context.run,
-        dry_run,
-        context.as_json,
-    )
+    _do(context, _chosen(context, fingerprints, everything), *acknowledge(name, context.reason))
 
 
 def snooze(
-    context: Annotated[RunContext, JSON],
+    context: Annotated[RunContext, JSON, DRY_RUN, REASON],
     fingerprints: Fingerprints = None,
     length: Annotated[str, typer.Option("--for", metavar="TIME", help="How long: 30m, 2h, 1d.")] = "2h",
     everything: AllOption = False,
-    why: ReasonOption = "",
-    dry_run: DryRunOption = False,
 ) -> None:
     """No message about it for so long, unless it becomes worse. Then it is said once again.
 
@@ -137,23 +125,13 @@ def snooze(
     except ValueError as error:
         raise Refusal(f"--for {error}", exit_code=2) from None
     name = _name("")
-    _do(
-        context,
-        _chosen(context, fingerprints, everything),
-        lambda: put_off(name, seconds),
-        why,
-        context.run,
-        dry_run,
-        context.as_json,
-    )
+    _do(context, _chosen(context, fingerprints, everything), *put_off(name, seconds))
 
 
 def assign(
-    context: Annotated[RunContext, JSON],
+    context: Annotated[RunContext, JSON, DRY_RUN, REASON],
     fingerprint: Fingerprint,
     to: Annotated[str, typer.Argument(metavar="WHO", help="A name, or a mail address, which is told.")],
-    why: ReasonOption = "",
-    dry_run: DryRunOption = False,
 ) -> None:
     """Give it to someone. A mail address hears of it at once, and of all that follows.
 
@@ -163,34 +141,24 @@ def assign(
     if not to.strip():
         raise Refusal("WHO: is empty; give a name or a mail address", exit_code=2)
     context.seen()
-    _do(context, (fingerprint,), lambda: give(to), why, context.run, dry_run, context.as_json)
+    _do(context, (fingerprint,), *give(to))
 
 
 def resolve(
-    context: Annotated[RunContext, JSON],
+    context: Annotated[RunContext, JSON, DRY_RUN, REASON],
     fingerprints: Fingerprints = None,
     everything: AllOption = False,
-    why: ReasonOption = "",
-    dry_run: DryRunOption = False,
 ) -> None:
     """Say that it is over. Those who were told hear it; if the next look sees the fault, it is open again.
 
     Examples:
       tr11 alerts resolve 3f2a --reason "false alarm: maintenance"
     """
-    if not why.strip():
+    if not context.reason.strip():
         raise Refusal("--reason is needed: those who were told of it will ask", exit_code=2)
     context.seen()
     name = _name("")
-    _do(
-        context,
-        _chosen(context, fingerprints, everything),
-        lambda: close(name, why),
-        why,
-        context.run,
-        dry_run,
-        context.as_json,
-    )
+    _do(context, _chosen(context, fingerprints, everything), *close(name, context.reason))
 
 
 # ----------------------------------------------------------------------------- how
@@ -210,45 +178,34 @@ def _chosen(context: RunContext, fingerprints: Sequence[str] | None, everything:
     return tuple(alert.fingerprint for alert in found)
 
 
-def _do(
-    context: RunContext,
-    typed: Sequence[str],
-    make: Callable[[], tuple[Change, str]],
-    why: str,
-    run: str | None,
-    dry_run: bool,
-    as_json: bool,
-) -> None:
-    change, kind = make()
+def _do(context: RunContext, typed: Sequence[str], change: Change, kind: str) -> None:
+    """Change the alerts that were typed, or show which they are; `kind` is the journal's word for it."""
+    directory, action = context.directory, kind.removeprefix("alert-")
     try:
-        if dry_run:
-            alert_state = current_alert_state(context.directory)
+        if context.dry_run:
+            alert_state = current_alert_state(directory)
             alerts = tuple(dict.fromkeys(resolve_prefix(alert_state, name) for name in typed))
-            notes: tuple[str, ...] = ("nothing was changed (--dry-run)",)
+            action, done, notes = f"would-be-{action}", f"would be {action}", [UNCHANGED]
         else:
-            wanted = [PersonalChange(name, change, kind, user_name(), why) for name in typed]
-            alerts, notes = change_alerts(context.directory, context.card, wanted, time.time(), named_card(run))
+            wanted = [PersonalChange(name, change, kind, user_name(), context.reason) for name in typed]
+            alerts, faults = change_alerts(directory, context.card, wanted, time.time(), named_card(context.run))
+            done, notes = action, [f"tr11: {plain_text(fault)}" for fault in faults]
     except NoSuchAlert as error:
-        elsewhere = kept_elsewhere(context.directory)
+        elsewhere = kept_elsewhere(directory)
         more = f"\n{elsewhere}" if elsewhere else ""
         raise Refusal(f"FP: {error}; nothing was changed{more}", exit_code=2) from None
     except ValueError as error:
         raise Refusal(f"the alerts cannot be read: {error}", exit_code=3) from None
-    _report(alerts, kind, notes, dry_run, as_json)
-
-
-def _report(alerts: Sequence[Alert], kind: str, notes: Sequence[str], dry_run: bool, as_json: bool) -> None:
-    action = kind.removeprefix("alert-")
-    if as_json:
-        found = [alert_values(alert) for alert in alerts]
-        emit({"schema": SCHEMA, "action": f"would-be-{action}" if dry_run else action, "alerts": found}, indent=None)
+    if context.as_json:
+        values = [alert_values(alert) for alert in alerts]
+        emit({"schema": SCHEMA, "action": action, "alerts": values}, indent=None)
     else:
         for alert in alerts:
-            say(f"{'would be ' if dry_run else ''}{action}: {alert.fingerprint} {plain_text(alert.title)}")
+            say(f"{done}: {alert.fingerprint} {plain_text(alert.title)}")
         if not alerts:
             say("no alert is open")
-    for line in notes:
-        say(f"tr11: {plain_text(line)}" if not dry_run else line)
+    for note in notes:
+        say(note)
 
 
 # ----------------------------------------------------------------------------- the commands

@@ -11,7 +11,7 @@ import typer
 from tr11ops.backup.candidates import candidates
 from tr11ops.backup.ownership import give_id, owner_of
 from tr11ops.backup.receipts import list_receipts
-from tr11ops.base.errors import ArchiveError, ArchiveUnavailable, Refusal
+from tr11ops.base.errors import ArchiveError, Refusal
 from tr11ops.base.units import MINUTE, size, timestamp
 from tr11ops.cli.backup_run import open_backup, require_archives
 from tr11ops.cli.common import YesOption, agree, require_directory, say
@@ -102,8 +102,6 @@ def adopt(
     try:
         with open_backup(card, False) as backup, closing(backup.opened(archive)) as opened:
             _adopt(backup, opened, yes, dry_run)
-    except ArchiveError as error:
-        raise Refusal(str(error), exit_code=3 if isinstance(error, ArchiveUnavailable) else 1) from None
     except (OSError, ValueError) as error:
         raise Refusal(f"nothing was changed: {error}") from None
 

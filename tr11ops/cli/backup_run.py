@@ -26,7 +26,7 @@ from tr11ops.backup.screen_plan import weigh
 from tr11ops.backup.screen_round import lines, value
 from tr11ops.backup.service import run_round
 from tr11ops.backup.submit import SubmitContext, submit
-from tr11ops.base.errors import ArchiveError, ArchiveUnavailable, CopyError, PruneBusy, Refusal
+from tr11ops.base.errors import PruneBusy, Refusal
 from tr11ops.base.stop_signals import STOP_SIGNALS, StopEvent, obeying
 from tr11ops.checkpoints.prune import Pruner, PruneResult
 from tr11ops.cli.common import directory_of, in_time, kind_to_watch, open_scheduler, require_directory, say
@@ -70,10 +70,6 @@ def archive_errors() -> Iterator[None]:
     """Errors of archives and copies as one line, each with its exit code."""
     try:
         yield
-    except ArchiveError as error:
-        raise Refusal(str(error), exit_code=3 if isinstance(error, ArchiveUnavailable) else 1) from None
-    except CopyError as error:
-        raise Refusal(str(error)) from None
     except ValueError as error:
         raise Refusal(f"{error}; restore from another copy") from None
 

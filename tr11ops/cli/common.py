@@ -87,9 +87,7 @@ def span_option(text: object, unit: str = "s") -> float:
 
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-ReasonOption = Annotated[
-    str, typer.Option("--reason", metavar="TEXT", help="Kept with the request, and in the journal.")
-]
+ReasonOption = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; kept in the journal.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object with a schema number.")]
 
 

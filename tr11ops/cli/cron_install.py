@@ -6,16 +6,18 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tr11ops.base.errors import NoPartition, Refusal, TableError
+from tr11ops.base.errors import Refusal, TableError
 from tr11ops.base.observed import known
 from tr11ops.base.units import duration
-from tr11ops.cli.common import DryRunOption, YesOption, agree, card_path, directory_of, open_scheduler, say
-from tr11ops.cli.context import JSON, RunContext, emit
+from tr11ops.cli.common import card_path, directory_of, open_scheduler, say
+from tr11ops.cli.context import DRY_RUN, JSON, YES, RunContext
+from tr11ops.cli.runner import Change, Outcome, carry_out
 from tr11ops.cluster.select import has_slurm
 from tr11ops.cron.chain import ChainContext
 from tr11ops.cron.chain import install as have_chain
@@ -26,7 +28,8 @@ from tr11ops.cron.placement import Placement, choose_placement
 from tr11ops.cron.runner import WAYS
 from tr11ops.cron.schedule import Every
 from tr11ops.cron.scripts import Invocation
-from tr11ops.cron.table_programs import RunCrontab, apply, is_installed, plan_install, plan_removal
+from tr11ops.cron.table_programs import RunCrontab, is_installed, plan_install, plan_removal
+from tr11ops.cron.table_programs import apply as apply_change
 from tr11ops.runcard.card import resolved
 from tr11ops.runcard.slurm_syntax import parse_time_limit
 from tr11ops.rundir.cron_records import CHAINS, cron_folder, read_chains, read_job, read_jobs
@@ -36,7 +39,7 @@ from trainer.contract.sharing import make_shared
 
 if TYPE_CHECKING:
     from tr11ops.cron.jobs import ChainName, PeriodicJob
-    from tr11ops.cron.table_programs import Program
+    from tr11ops.cron.table_programs import Program, TableChange
     from tr11ops.runcard.card import RunCard
     from tr11ops.rundir.paths import RunDirectory
 
@@ -50,10 +53,8 @@ RoundSecondsOption = Annotated[int | None, typer.Option("--round-seconds", hidde
 
 
 def install(
-    context: Annotated[RunContext, JSON],
+    context: Annotated[RunContext, JSON, YES, DRY_RUN],
     way: WayOption = None,
-    yes: YesOption = False,
-    dry_run: DryRunOption = False,
     round_seconds: RoundSecondsOption = None,
 ) -> None:
     """Have the periodic jobs run by themselves. Type it again to repair what is broken.
@@ -76,16 +77,17 @@ def install(
         raise Refusal(f"{directory.root} does not exist: launch the run first, or check --run")
     chosen = _way(way, directory, installing=True)
     if chosen == "slurm":
-        _install_chains(invocation, directory, jobs, round_seconds, yes, dry_run, context.as_json)
-    else:
-        _install_lines(_run_crontab(chosen, invocation, directory, jobs), yes, dry_run, context.as_json)
+        carry_out(context, _chains_to_install(context, invocation, jobs, round_seconds))
+        return
+    crontab = _run_crontab(chosen, invocation, directory, jobs)
+    change = _table_errors(lambda: plan_install(crontab, time.time()))
+    changes = _changed_intervals(directory, jobs)
+    carry_out(context, _crontab_change(context, crontab, change, "install", changes))
 
 
 def remove(
-    context: Annotated[RunContext, JSON],
+    context: Annotated[RunContext, JSON, YES, DRY_RUN],
     way: WayOption = None,
-    yes: YesOption = False,
-    dry_run: DryRunOption = False,
 ) -> None:
     """Take back what `tr11 cron install` did. A job that runs at this moment runs to its end.
 
@@ -95,20 +97,11 @@ def remove(
     invocation, directory, jobs = opened(context)
     chosen = _way(way, directory, installing=False)
     if chosen == "slurm":
-        say("the hourly and the daily chain end: queued jobs are cancelled")
-        if dry_run:
-            _finish("would-remove", chosen, context.as_json)
-        agree("End both chains?", yes)
-        cancelled: list[str] = []
-        for name in CHAINS:
-            cancelled += end_chain(chain_context(name, invocation, directory, jobs, None))
-        for number in cancelled:
-            say(f"cancelled: job {number}")
-        _note(directory, "cron-removed", chosen, {"cancelled": cancelled})
-        _finish("removed", chosen, context.as_json, jobs=cancelled)
+        carry_out(context, _chains_to_end(context, invocation, jobs))
+        return
     crontab = _run_crontab(chosen, invocation, directory, jobs)
     change = _table_errors(lambda: plan_removal(crontab))
-    _apply(crontab, change, "remove", yes, dry_run, context.as_json)
+    carry_out(context, _crontab_change(context, crontab, change, "remove", ()))
 
 
 # ----------------------------------------------------------------------------- how
@@ -190,82 +183,93 @@ def keep_card(invocation: Invocation, directory: RunDirectory) -> None:
     write_json(path, resolved(invocation.card))
 
 
-def _install_chains(
-    invocation: Invocation,
-    directory: RunDirectory,
-    jobs: tuple[PeriodicJob, ...],
-    round_seconds: int | None,
-    yes: bool,
-    dry_run: bool,
-    as_json: bool,
-) -> None:
-    placement = _placement(invocation)
+def _chains_to_install(
+    context: RunContext, invocation: Invocation, jobs: tuple[PeriodicJob, ...], round_seconds: int | None
+) -> Change:
+    """Jobs that queue themselves, in a partition that takes them. Raises NoPartition, SchedulerError."""
+    directory, placement = context.directory, _placement(invocation)
     every = [chain_context(name, invocation, directory, jobs, round_seconds, placement) for name in CHAINS]
     chains = [chain for chain in every if of_chain(jobs, chain.name)]
+    lines = []
     for chain in chains:
         names = ", ".join(job.name for job in of_chain(jobs, chain.name))
-        say(f"{chain.job_name}: {chain.schedule}, in partition {placement.partition}, runs {names}")
+        lines.append(f"{chain.job_name}: {chain.schedule}, in partition {placement.partition}, runs {names}")
     if placement.note:
-        say(f"  {placement.note}; a crontab on a login node does not: --way crontab")
-    _say_changes(directory, jobs)
-    if dry_run:
-        _finish("would-install", "slurm", as_json)
-    if not chains:
-        raise Refusal("the card wants no periodic job; see tr11 cron list")
-    agree("Have these jobs queue themselves?", yes)
-    keep_card(invocation, directory)
-    done = []
-    for chain in chains:
-        found = have_chain(chain)
-        say(f"{chain.job_name}: job {found.job_id}" + ("" if found.is_new else ", it was there already"))
-        done.append(found)
-    new = [found.job_id for found in done if found.is_new]
-    if new:
-        _note(directory, "cron-installed", "slurm", {"jobs": new})
-    _finish("installed" if new else "unchanged", "slurm", as_json, jobs=[found.job_id for found in done])
+        lines.append(f"  {placement.note}; a crontab on a login node does not: --way crontab")
+    lines += _changed_intervals(directory, jobs)
+
+    def apply() -> Outcome:
+        if not chains:
+            raise Refusal("the card wants no periodic job; see tr11 cron list")
+        keep_card(invocation, directory)
+        links = []
+        for chain in chains:
+            link = have_chain(chain)
+            say(f"{chain.job_name}: job {link.job_id}" + ("" if link.is_new else ", it was there already"))
+            links.append(link)
+        new = [link.job_id for link in links if link.is_new]
+        if new:
+            _note(directory, "cron-installed", "slurm", {"jobs": new})
+        return _outcome(context, "installed" if new else "unchanged", "slurm", [link.job_id for link in links])
+
+    question = "Have these jobs queue themselves?" if chains else ""
+    return Change(lines, question, apply, _outcome(context, "would-install", "slurm"))
+
+
+def _chains_to_end(context: RunContext, invocation: Invocation, jobs: tuple[PeriodicJob, ...]) -> Change:
+    """Both chains end."""
+    directory = context.directory
+
+    def apply() -> Outcome:
+        cancelled: list[str] = []
+        for name in CHAINS:
+            cancelled += end_chain(chain_context(name, invocation, directory, jobs, None))
+        for number in cancelled:
+            say(f"cancelled: job {number}")
+        _note(directory, "cron-removed", "slurm", {"cancelled": cancelled})
+        return _outcome(context, "removed", "slurm", cancelled)
+
+    lines = ["the hourly and the daily chain end: queued jobs are cancelled"]
+    return Change(lines, "End both chains?", apply, _outcome(context, "would-remove", "slurm"))
 
 
 def _placement(invocation: Invocation) -> Placement:
-    """Where the chains' jobs shall run. Raises Refusal where nothing tells, SchedulerUnreachable."""
+    """Where the chains' jobs shall run. Raises NoPartition where nothing tells, SchedulerUnreachable."""
     scheduler, section = open_scheduler("slurm"), invocation.card.cron
     seconds = max(parse_time_limit(section.hourly_time_limit), parse_time_limit(section.daily_time_limit))
-    try:
-        return choose_placement(invocation.card, scheduler.partitions(), scheduler.nodes(), seconds)
-    except NoPartition as error:
-        raise Refusal(str(error), exit_code=2) from None
+    return choose_placement(invocation.card, scheduler.partitions(), scheduler.nodes(), seconds)
 
 
-def _say_changes(directory: RunDirectory, jobs: tuple[PeriodicJob, ...]) -> None:
+def _changed_intervals(directory: RunDirectory, jobs: tuple[PeriodicJob, ...]) -> list[str]:
     """Which jobs have another interval now than in their last round."""
+    lines = []
     for job in jobs:
         last = known(read_job(directory, job.name), None)
         if last is not None and not job.unwanted and last.interval_seconds != job.schedule.period_seconds:
-            say(f"{job.name}: {job.schedule} from now on; it was every {duration(last.interval_seconds)}")
+            lines.append(f"{job.name}: {job.schedule} from now on; it was every {duration(last.interval_seconds)}")
+    return lines
 
 
-def _install_lines(crontab: RunCrontab, yes: bool, dry_run: bool, as_json: bool) -> None:
-    change = _table_errors(lambda: plan_install(crontab, time.time()))
-    _say_changes(crontab.directory, crontab.jobs)
-    _apply(crontab, change, "install", yes, dry_run, as_json)
-
-
-def _apply(crontab: RunCrontab, change: Any, action: str, yes: bool, dry_run: bool, as_json: bool) -> None:
-    past = {"install": "installed", "remove": "removed"}[action]
-    print(change.difference, file=None if not as_json else _stderr(), end="\n" if change.difference else "")
+def _crontab_change(
+    context: RunContext, crontab: RunCrontab, change: TableChange, action: str, lines: Sequence[str]
+) -> Change:
+    """The table of the user becomes another, as it is shown. `action`: install, or remove."""
+    program, past = crontab.program, {"install": "installed", "remove": "removed"}[action]
     if not change.difference:
-        say(f"the {crontab.program} stays as it is")
-    if dry_run:
-        _finish(f"would-{action}" if change.difference else "unchanged", crontab.program, as_json)
-    if change.difference:
-        agree(f"Change your {crontab.program}?", yes)
-    _table_errors(lambda: apply(crontab, change))
-    if change.difference:
-        _note(crontab.directory, f"cron-{past}", crontab.program, {})
-    _finish(past if change.difference else "unchanged", crontab.program, as_json)
+        lines = [*lines, f"the {program} stays as it is"]
+    else:
+        print(change.difference, file=sys.stderr if context.as_json else sys.stdout)
 
+    def apply() -> Outcome:
+        _table_errors(lambda: apply_change(crontab, change))
+        if not change.difference:
+            return _outcome(context, "unchanged", program)
+        _note(crontab.directory, f"cron-{past}", program, {})
+        return _outcome(context, past, program)
 
-def _stderr() -> Any:
-    return sys.stderr
+    question = f"Change your {program}?" if change.difference else ""
+    preview = _outcome(context, f"would-{action}" if change.difference else "unchanged", program)
+    return Change(lines, question, apply, preview)
 
 
 def _table_errors(act: Any) -> Any:
@@ -280,12 +284,7 @@ def _note(directory: RunDirectory, kind: str, way: str, data: dict[str, Any]) ->
         Journal(directory.journal).write(kind, "", {"way": way, "host": host_name(), **data})
 
 
-def _finish(action: str, way: str, as_json: bool, jobs: list[str] | None = None) -> None:
-    """Print the result, and end the command."""
-    if as_json:
-        emit({"schema": SCHEMA, "action": action, "way": way, "jobs": jobs or []})
-    elif not action.startswith("would"):
-        say(f"{way}: {action}")
-    else:
-        say("nothing was changed (--dry-run)")
-    raise typer.Exit(0)
+def _outcome(context: RunContext, action: str, way: str, jobs: Sequence[str] = ()) -> Outcome:
+    document = {"schema": SCHEMA, "action": action, "way": way, "jobs": list(jobs)}
+    is_shown = not context.as_json and not action.startswith("would")
+    return Outcome(document, notes=(f"{way}: {action}",) if is_shown else ())

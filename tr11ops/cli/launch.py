@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -26,8 +27,9 @@ from tr11ops.rundir.journal import user_name
 from trainer.contract.files import write_atomically
 
 if TYPE_CHECKING:
-    from tr11ops.launch.session import LaunchJob
+    from tr11ops.launch.session import LaunchView
     from tr11ops.runcard.card import RunCard
+    from tr11ops.rundir.paths import Submission
 
 CARD_FILE = "rehearsal.toml"
 _WIDEST = 48
@@ -183,55 +185,99 @@ def launch(
         raise Refusal(f"{' and '.join(named)} are different things: give one of them", exit_code=2)
     if replace_queue and after is not None:
         raise Refusal("--replace queues behind the attempt that lives: leave --after out", exit_code=2)
-    options: Sequence[str] = context.overrides
-    main = None
+    read = partial(
+        prepare,
+        context.run,
+        scheduler=scheduler,
+        array=array,
+        exclude=exclude or [],
+        nodes=nodes,
+        after=after,
+        verify=verify,
+        allow_namesake=allow_namesake,
+    )
     if rehearse:
-        main, options = rehearsal_options(context.run, options)
+        _submit_rehearsal(context, read, dry_run, why)
+    elif repair or replace_queue:
+        job = _prepared(partial(read, context.overrides))
+        code = change_queue(job, context, replaces=replace_queue, dry_run=dry_run, yes=yes, why=why)
+        raise typer.Exit(code)
+    else:
+        _submit(context, _prepared(partial(read, context.overrides)), dry_run, why)
 
-    def read() -> LaunchJob:
-        job = prepare(
-            context.run,
-            options,
-            scheduler,
-            array=array,
-            exclude=exclude or [],
-            nodes=nodes,
-            after=after,
-            verify=verify,
-            allow_namesake=allow_namesake,
-        )
+
+def _prepared(read: Callable[[], LaunchJob]) -> LaunchJob:
+    """What is to be launched, within the deadline of a look. Raises CardError and Refusal."""
+
+    def with_directory() -> LaunchJob:
+        job = read()
         observed(lambda: list(job.directory.root.iterdir()))  # where that does not end, nothing could be done
         return job
 
-    job = in_time(read)
-    if repair or replace_queue:
-        code = change_queue(job, context, replaces=replace_queue, dry_run=dry_run, yes=yes, why=why)
-        raise typer.Exit(code)
-    if main is not None and not context.as_json:
+    return in_time(with_directory)
+
+
+def _submit(context: RunContext, job: LaunchJob, dry_run: bool, why: str) -> None:
+    """Check, show and submit. Raises typer.Exit where something is in the way."""
+    view = _checked(context, job, dry_run)
+    if dry_run:
+        print_json(view, (), dry_run, context.as_json)
+        return
+    again, records = _sent(context, job, view, why)
+    _show_sent(context, job, again, records, {})
+
+
+def _submit_rehearsal(context: RunContext, read: Callable[..., LaunchJob], dry_run: bool, why: str) -> None:
+    """The same for the card's rehearsal; how it differs from the card is shown, and kept with it."""
+    main, options = rehearsal_options(context.run, context.overrides)
+    job = _prepared(partial(read, options))
+    if not context.as_json:
         show_differences(main, job.card)
-    more = {} if main is None else {"differences": differences_value(main, job.card)}
-    view = check_launch(job) if verify else in_time_for_all(lambda: check_launch(job))
+    more = {"differences": differences_value(main, job.card)}
+    view = _checked(context, job, dry_run)
+    if dry_run:
+        print_json(view, (), dry_run, context.as_json, more)
+        return
+    again, records = _sent(context, job, view, why)
+    keep_card(job, main)
+    _show_sent(context, job, again, records, more)
+
+
+def _checked(context: RunContext, job: LaunchJob, dry_run: bool) -> LaunchView:
+    """What is to be submitted, checked and shown. Raises typer.Exit where a check refuses."""
+    reads_digests = job.request.read_digests
+    view = check_launch(job) if reads_digests else in_time_for_all(lambda: check_launch(job))
     show_view(view, dry_run, context.as_json)
     if view.exit_code and not context.as_json:
         show_first_data(job.card)
     if view.exit_code:
         raise typer.Exit(view.exit_code)
-    if dry_run:
-        print_json(view, (), dry_run, context.as_json, more)
-        return
+    return view
+
+
+def _sent(context: RunContext, job: LaunchJob, view: LaunchView, why: str) -> tuple[LaunchView, tuple[Submission, ...]]:
+    """Submit it. Raises typer.Exit where something has come in the way since it was checked."""
     again, records = carry_out(job, view, why)
     if not records:
-        show_view(replace(again, checks=again.faults), dry_run, context.as_json)
+        show_view(replace(again, checks=again.faults), False, context.as_json)
         raise typer.Exit(again.exit_code)
-    if main is not None:
-        keep_card(job, main)
-    print_json(again, records, dry_run, context.as_json, more)
+    return again, records
+
+
+def _show_sent(
+    context: RunContext,
+    job: LaunchJob,
+    view: LaunchView,
+    records: tuple[Submission, ...],
+    more: Mapping[str, Any],
+) -> None:
+    print_json(view, records, False, context.as_json, more)
     if not context.as_json:
         numbers = ", ".join(str(record.job_id) for record in records)
         name = f"job {numbers}" if len(records) == 1 else f"jobs {numbers}"
         look = command_for(context.run or "", "status")
         typer.echo(f"submitted: {name} ({records[0].scheduler}); watch it with `{look} --watch`")
-    tell_of_shortage(job, again, context.run)
+    tell_of_shortage(job, view, context.run)
 
 
 def prepare(

@@ -45,7 +45,6 @@ from tr11ops.cli.sweep_view import (
     cell_job,
     look_at,
     open_study,
-    refusals,
     send_array,
     show_cell_checks,
     show_table,
@@ -129,8 +128,7 @@ def resume_study(
     jobs = {cell.number: cell_job(cell.card, study.card_text(cell.name), edge) for cell in chosen if cell.card}
     names = {cell.number: cell.name for cell in chosen}
     sent = SentArray("", {}, check_cells(jobs)) if dry_run else None
-    with refusals():
-        sent = sent or send_array(study.folder, study.manifest.name, jobs, edge, limit, why)
+    sent = sent or send_array(study.folder, study.manifest.name, jobs, edge, limit, why)
     show_cell_checks(names, sent.views, as_json)
     if as_json:
         taken = list(names.values()) if sent.job_id or dry_run else []
@@ -342,9 +340,8 @@ def sweep(
     """Plan a study and submit it."""
     if ctx.invoked_subcommand is not None:
         return
-    with refusals():
-        plan = _planned(context, grid or [], rule, equal_samples, name, folder)
-        require_free(plan)
+    plan = _planned(context, grid or [], rule, equal_samples, name, folder)
+    require_free(plan)
     scheduler = open_scheduler(context.scheduler)
     limit = _limit(at_once, scheduler)
     jobs = {cell.number: cell_job(cell.card, _text(plan, cell.card), scheduler) for cell in plan.cells}
@@ -356,9 +353,8 @@ def sweep(
         _show_outcome(plan, jobs, views, context.as_json, dry_run)
         raise typer.Exit(code)
     manifest = manifest_of(plan, context.card_path, limit)
-    with refusals():
-        create(plan, manifest, {cell.name: jobs[cell.number].card_toml for cell in plan.cells})
-        sent = send_array(plan.request.folder, manifest.name, jobs, scheduler, limit, why)
+    create(plan, manifest, {cell.name: jobs[cell.number].card_toml for cell in plan.cells})
+    sent = send_array(plan.request.folder, manifest.name, jobs, scheduler, limit, why)
     _show_sent(plan.request.folder, plan, jobs, sent, context.as_json)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from msgspec.structs import replace
 
-from tr11ops.base.errors import Refusal, SweepError
+from tr11ops.base.errors import Refusal
 from tr11ops.base.observed import Unknown
 from tr11ops.base.units import finite
 from tr11ops.cli.common import (
@@ -124,15 +124,6 @@ FolderArgument = Annotated[
 ]
 
 
-@contextmanager
-def refusals() -> Iterator[None]:
-    """What a study refuses, as a command's refusal."""
-    try:
-        yield
-    except SweepError as error:
-        raise Refusal(str(error), error.exit_code) from None
-
-
 class Study(Record):
     """A study on disk: its folder, its manifest, and each cell's card by name."""
 
@@ -157,8 +148,7 @@ def open_study(word: Path) -> Study:
         cards = {cell.name: read_cell_card(place, manifest.name, cell, _load) for cell in manifest.cells}
         return Study(place, manifest, cards)
 
-    with refusals():
-        return in_time(read)
+    return in_time(read)
 
 
 def _places() -> Iterator[Path]:

@@ -79,10 +79,7 @@ def train(
     except CardError as error:
         _tell_node_0(context, (nodes, node_rank, master), seconds, error)
         raise
-    try:
-        rendezvous, said = read_rendezvous(nodes, node_rank, master, os.environ, card.slurm.nodes)
-    except RendezvousError as error:
-        raise Refusal(str(error), exit_code=2) from None
+    rendezvous, said = read_rendezvous(nodes, node_rank, master, os.environ, card.slurm.nodes)
     for line in said:
         say(f"tr11: {line}")
     if rendezvous is not None and rendezvous.nodes != card.slurm.nodes:

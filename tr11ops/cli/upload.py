@@ -17,7 +17,7 @@ import typer
 
 from tr11ops import __version__
 from tr11ops.backup.claim import ArchiveLock, ArchiveLocked
-from tr11ops.base.errors import CredentialsError, FileChanged, HubError, HubUnavailable, Refusal, UploadRefused
+from tr11ops.base.errors import HubUnavailable, Refusal
 from tr11ops.base.observed import cause
 from tr11ops.base.units import size
 from tr11ops.cli import completion
@@ -266,8 +266,6 @@ def _one_line() -> Iterator[None]:
         raise Refusal(f"{error}; the same command goes on", UNOBSERVED) from None
     except ArchiveLocked as error:
         raise Refusal(f"this step is being uploaded already: {error}") from None
-    except (HubError, CredentialsError, UploadRefused, FileChanged) as error:
-        raise Refusal(str(error)) from None
     except OSError as error:
         raise Refusal(cause(error)) from None
 
