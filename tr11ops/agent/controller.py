@@ -28,7 +28,7 @@ from tr11ops.agent.breaker import (
 )
 from tr11ops.agent.check_faults import LaunchChecks, failing_everywhere, of_reports
 from tr11ops.agent.exit_records import forget_earlier_life
-from tr11ops.agent.job_follower import JobFollower, of_ended_job
+from tr11ops.agent.job_follower import JobFollower, of_dead_host, of_ended_job
 from tr11ops.agent.mitigation import (
     ActingAttempt,
     ConcurrentAttempt,
@@ -252,6 +252,7 @@ class Controller:
         if other is None:
             return None
         if other.is_zombie and not other.seconds_to_wait:
+            self._leave_out_dead_host(other)
             self._mitigation.cancel(other.job_id)
             self._mitigation.queue_behind(ordering, self._job_id)
             return None
@@ -261,6 +262,14 @@ class Controller:
         status = self._mitigation.finish(replace(verdict, reason=SUPERSEDED))
         self._mitigation.give_back(ordering)
         return status
+
+    def _leave_out_dead_host(self, other: ConcurrentAttempt) -> None:
+        """Exclude the batch host that another job has died of, where it is gone now: that job's own controller, which
+        would have done it, died with it."""
+        if not other.gone_host or not self._context.swaps_nodes:
+            return
+        self._mitigation.prepare()
+        self._mitigation.exclude_nodes(of_dead_host(other.gone_host, self._attempt.label_of(other.job_id)))
 
     def _wait_for_trainers(self, other: ConcurrentAttempt, scheduler: Scheduler) -> ConcurrentAttempt | None:
         """Trainers live in a job that has lost its batch host: ask them to save and leave, and wait until they have."""

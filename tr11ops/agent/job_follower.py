@@ -12,6 +12,7 @@ from tr11ops.agent.mitigation import Mitigation
 from tr11ops.agent.step import LineTee
 from tr11ops.base.errors import SchedulerError
 from tr11ops.cluster.base import Job, JobState
+from tr11ops.cluster.node_states import lost_words
 from tr11ops.diagnose.attribution.evidence import Attribution, Kind
 from trainer.contract.attempt import request_stop
 from trainer.contract.exit_time import ExitTime
@@ -110,3 +111,9 @@ def of_ended_job(over: JobEnd, nodes: Sequence[str]) -> Attribution:
     if over.state is JobState.RUNNING:
         return Attribution(Kind.NODE, over.why, CONFIDENCE, (nodes[0],), fault=fault, rule="job-over")
     return Attribution(Kind.UNKNOWN, over.why, CONFIDENCE, fault=fault, rule="job-over")
+
+
+def of_dead_host(host: str, job: str) -> Attribution:
+    """That a job's batch host is gone, and its controller with it, which would have said so itself."""
+    why = f"{host} is down, and ran the batch script of job {job}"
+    return Attribution(Kind.NODE, lost_words([host]), CONFIDENCE, (host,), evidence=(why,), fault=f"node {host}")

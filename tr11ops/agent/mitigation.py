@@ -35,7 +35,7 @@ from tr11ops.nodes.queue_exclusions import (
 )
 from tr11ops.observe.files import read_details
 from tr11ops.observe.look import facts_of, observe
-from tr11ops.observe.lost_host import has_lost_its_host, seconds_to_wait
+from tr11ops.observe.lost_host import gone_host, has_lost_its_host, seconds_to_wait
 from tr11ops.queue.given_nodes import known_names
 from tr11ops.queue.queued_jobs import Ordering, PendingChanges, PendingJobs
 from tr11ops.runcard.card import RunCard
@@ -554,12 +554,13 @@ class ConcurrentAttempt(Record):
     """Another attempt of the same submission, whose job still runs.
 
     `is_zombie`: it has lost its batch host. `seconds_to_wait`: how much longer its trainers must be silent before they
-    count as gone, 0 when they do.
+    count as gone, 0 when they do. `gone_host`: its batch host, where the scheduler says now that it is gone; else "".
     """
 
     job_id: str
     is_zombie: bool
     seconds_to_wait: float
+    gone_host: str = ""
 
 
 def concurrent_attempt(attempt: ActingAttempt, scheduler: Scheduler) -> ConcurrentAttempt | None:
@@ -581,7 +582,9 @@ def concurrent_attempt(attempt: ActingAttempt, scheduler: Scheduler) -> Concurre
             return None
         if job is not None and job.state is JobState.RUNNING:
             seen = observe(attempt.directory, facts_of(attempt.config), scheduler, time.time())
-            return ConcurrentAttempt(folder.name, has_lost_its_host(seen, job), seconds_to_wait(seen, job))
+            return ConcurrentAttempt(
+                folder.name, has_lost_its_host(seen, job), seconds_to_wait(seen, job), gone_host(seen, job)
+            )
     return None
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from tr11ops.alerts.state import Alert
 from tr11ops.detect.finding import Severity
+from tr11ops.detect.node_lost import HAS_LOST
 from tr11ops.rundir.action_log import LETS_IT_ACT
 from tr11ops.rundir.exclusion import Exclusion
 from trainer.contract.record import Record
@@ -38,6 +39,8 @@ _LOST_WITHOUT_NEXT = (
     "If the scheduler gives it up, the run goes on only on a spare, and not at all where it ran the batch script:"
     " nothing is queued."
 )
+_GONE = "The run goes on without it: on a spare, or in the next queued task."
+_GONE_WITHOUT_NEXT = "The run goes on only on a spare, and not at all where it ran the batch script: nothing is queued."
 _NOTHING = "tr11 does nothing about it by itself."
 # Faults of a training's speed: while nothing trains no one sees them, and they are not over.
 _OF_SPEED = frozenset({"slow", "slow-node"})
@@ -137,10 +140,19 @@ def what_tr11_does(alert: Alert, situation: RunSituation | None) -> str:
     """A sentence: what the watchdog did about an alert, or will do, or why not; "" where it is not known."""
     if situation is None or not situation.knows_acts:
         return ""
-    lesser = "" if alert.severity is Severity.CRITICAL else _BY_ITSELF.get(alert.detector, "")
-    if lesser and alert.detector == "node-lost" and not situation.has_next:
-        lesser = _LOST_WITHOUT_NEXT
+    is_told = alert.severity is not Severity.CRITICAL or alert.detector == "waits-for-site"
+    lesser = _BY_ITSELF.get(alert.detector, "") if is_told else ""
+    if lesser and alert.detector == "node-lost":
+        lesser = _without_the_lost(alert, situation)
     return watchdog_says(alert, situation) or lesser or _NOTHING
+
+
+def _without_the_lost(alert: Alert, situation: RunSituation) -> str:
+    """What the run does by itself about a node that is lost, or that may be."""
+    is_given_up = HAS_LOST in alert.title
+    if not situation.has_next:
+        return _GONE_WITHOUT_NEXT if is_given_up else _LOST_WITHOUT_NEXT
+    return _GONE if is_given_up else _BY_ITSELF["node-lost"]
 
 
 def is_cured(alert: Alert, situation: RunSituation | None) -> bool:

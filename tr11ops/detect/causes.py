@@ -54,7 +54,7 @@ CAUSES: Mapping[str, tuple[CauseLink, ...]] = {
     "lingering": _of_job("zombie"),
     "zombie": (CauseLink("node-lost", Same.IDENTITY),),
     "node-lost": NONE,
-    "dead-chain": NONE,
+    "dead-chain": (CauseLink("nodes-short", fault="nodes"),),
     "start-failed": NONE,
     "held": (
         CauseLink("start-failed", fault=HELD_FOR_FAULT, outlasts=True),

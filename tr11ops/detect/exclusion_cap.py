@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Iterator
 
-from tr11ops.base.observed import Unknown
+from tr11ops.base.observed import Unknown, known
 from tr11ops.base.units import counted, first_few
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.nodes_left import (
@@ -37,7 +37,7 @@ NOTE = "note.txt"  # as the runbook's page calls it
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """INFO when one more exclusion is allowed, WARNING when none is; silent where no node is excluded.
 
-    A WARNING for each node that was found bad and could not be excluded any more.
+    A WARNING for each node that was found bad and could not be excluded any more; INFO while it is down.
     """
     if isinstance(snapshot.jobs, Unknown):
         return
@@ -47,7 +47,18 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
 
 def _left_in_use(snapshot: Snapshot) -> Iterator[Finding]:
     limit = exclusion_limit(snapshot)
+    dead = {node.name for node in known(snapshot.nodes, ()) if node.is_gone or node.is_silent}
     for node, why in sorted(bad_nodes(snapshot).items()):
+        if node in dead:
+            yield Finding(
+                NAME,
+                Severity.INFO,
+                f"{node} was found bad and is not excluded: the scheduler gives it to no one while it is down",
+                subject=node,
+                evidence=(*((why,) if why else ()), str(limit)),
+                identity=(node,),
+            )
+            continue
         yield Finding(
             NAME,
             Severity.WARNING,
@@ -90,7 +101,10 @@ def _near(snapshot: Snapshot) -> Iterator[Finding]:
         evidence = (*evidence, f"none can come back now: {first_few(cannot_return(snapshot, names), NAMED)}")
         fix = _note_for_site(snapshot, names)
     evidence = (*evidence, _how_more_may_be(snapshot, len(in_partition), limit.needed, len(names)))
-    yield Finding(NAME, severity, title, evidence=evidence, fix=fix)
+    since = max(
+        (entry.since for entry in known(snapshot.exclusions, ()) if entry.node in names and entry.since), default=None
+    )
+    yield Finding(NAME, severity, title, evidence=evidence, fix=fix, since=since)  # since the last of them
 
 
 def _how_more_may_be(snapshot: Snapshot, partition_nodes: int, needed: int, excluded: int) -> str:

@@ -7,22 +7,27 @@ node works on until its job ends: that is no finding.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC
 
 from msgspec.structs import replace
 
 from tr11ops.base.observed import known
+from tr11ops.base.units import timestamp
 from tr11ops.cluster.base import Job, JobState, Node
+from tr11ops.cluster.node_states import is_loss_alone
 from tr11ops.detect.down import last_launch
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.unfinished_end import unfinished_attempts
 from tr11ops.observe import derived
 from tr11ops.observe.lost_host import batch_host, has_lost_its_host
 from tr11ops.observe.snapshot import Attempt, Snapshot
+from tr11ops.observe.training import LaunchEnd
 
 BOUND = "at once"
 SEVERITIES = "WARNING, CRITICAL with the batch script's node gone and no next task that runs"
 NAME = "node-lost"
 NEEDS = ("jobs", "nodes")
+HAS_LOST = "has lost"  # in titles: the scheduler, or the run itself, has given the node up
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
@@ -52,9 +57,14 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def _lost(snapshot: Snapshot, job: Job, node: Node, is_host: bool) -> Finding:
-    title = f"job {job.job_id} has lost {node.name}" + (", which ran its batch script" if is_host else "")
+    title = f"job {job.job_id} {HAS_LOST} {node.name}" + (", which ran its batch script" if is_host else "")
     if not is_host:
-        return _finding(Severity.WARNING, title, job, node, derived.command(snapshot, "logs"))
+        went_on = _went_on_without(snapshot, job, node)
+        if went_on is not None:
+            title = f"{title}, and went on without it at {timestamp(went_on.time, UTC)}"
+        return _finding(
+            Severity.WARNING, title, job, node, "" if went_on is not None else derived.command(snapshot, "logs")
+        )
     severity, follows = Severity.CRITICAL, ""
     following = [other.job_id for other in snapshot.active_jobs if other.job_id != job.job_id]
     if following:  # it has nodes already, and sees to this one before it trains
@@ -64,7 +74,22 @@ def _lost(snapshot: Snapshot, job: Job, node: Node, is_host: bool) -> Finding:
     return replace(found, then=(derived.command(snapshot, last_launch(snapshot)),)) if is_last else found
 
 
+def _went_on_without(snapshot: Snapshot, job: Job, node: Node) -> LaunchEnd | None:
+    """The end of the launch that this node was lost in, where the job has finished iterations since; else None."""
+    ends = [end for end in known(snapshot.training.launch_ends, ()) if end.job_id == job.raw_id]
+    last = next((end for end in ends if node.name in end.blamed and is_loss_alone(end.why)), None)
+    if last is None:
+        return None
+    trained = derived.step_times(snapshot, derived.identifiers(job))
+    return last if any(moment > last.time for moment in trained) else None
+
+
 def _silent(snapshot: Snapshot, job: Job, node: Node, is_host: bool) -> Finding:
+    went_on = None if is_host else _went_on_without(snapshot, job, node)
+    if went_on is not None:
+        when = timestamp(went_on.time, UTC)
+        title = f"job {job.job_id} {HAS_LOST} {node.name}, and went on without it at {when}"
+        return _finding(Severity.WARNING, title, job, node, "", went_on.why)
     title = f"{node.name} of job {job.job_id} does not answer the scheduler: what runs there may run on"
     follows = ""
     if is_host:
@@ -88,7 +113,7 @@ def _of_ended_attempt(snapshot: Snapshot, attempt: Attempt, node: Node) -> Findi
     What is queued goes on by itself; where nothing is, the next launch gets other nodes.
     """
     label = attempt.label or attempt.job_id
-    title = f"job {label} has lost {node.name}, which ran its batch script, and has ended"
+    title = f"job {label} {HAS_LOST} {node.name}, which ran its batch script, and has ended"
     return Finding(
         NAME, Severity.WARNING, title, subject=label, identity=(node.name,), evidence=(_state_of(node),),
         fix=derived.command(snapshot, last_launch(snapshot)) if derived.is_idle(snapshot) else "",

@@ -33,6 +33,12 @@ def needed_nodes(snapshot: Snapshot) -> int | None:
     return snapshot.run.operation.allocated_nodes or snapshot.run.nodes
 
 
+def needed_next(snapshot: Snapshot) -> int | None:
+    """What the next attempt asks for: what is queued may be of another shape than the card is now."""
+    queued = [job.node_count for job in derived.startable_jobs(snapshot) if job.node_count]
+    return max(queued) if queued else needed_nodes(snapshot)
+
+
 def spare_nodes(snapshot: Snapshot) -> tuple[int, bool]:
     """How many nodes an attempt has beyond those that train, and whether that is the one that runs now.
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tr11ops.base.observed import Unknown, known
 from tr11ops.base.units import counted, first_few
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.detect.nodes_left import needed_nodes, nodes_of_partition, partition_of, take_back, usable_nodes
+from tr11ops.detect.nodes_left import needed_next, nodes_of_partition, partition_of, take_back, usable_nodes
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.rundir.exclusion import Exclusion
@@ -24,7 +24,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
 
     A maintenance gives the nodes back by itself: WARNING too.
     """
-    usable, needed = usable_nodes(snapshot), _needed_next(snapshot)
+    usable, needed = usable_nodes(snapshot), needed_next(snapshot)
     if isinstance(snapshot.jobs, Unknown) or usable is None or needed is None or usable >= needed:
         return
     partition = partition_of(snapshot)
@@ -60,12 +60,6 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     )
 
 
-def _needed_next(snapshot: Snapshot) -> int | None:
-    """What the next attempt asks for: what is queued may be of another shape than the card is now."""
-    queued = [job.node_count for job in derived.startable_jobs(snapshot) if job.node_count]
-    return max(queued) if queued else needed_nodes(snapshot)
-
-
 def _with_fewer_spares(snapshot: Snapshot, usable: int) -> str:
     """The command that queues the waiting attempts again with as many spares as there are; "" where those that train
     would not fit, or where nothing of the run's waits that may start now."""
@@ -73,6 +67,6 @@ def _with_fewer_spares(snapshot: Snapshot, usable: int) -> str:
     is_closed = derived.some_wait_for_site(snapshot) or derived.stop_of(snapshot) is not None
     if training is None or training > usable or snapshot.active_jobs or is_closed:
         return ""
-    if not derived.some_wait_for_nodes(snapshot):
+    if not derived.some_wait_for_nodes(snapshot) and not any(map(derived.is_dead, snapshot.pending_jobs)):
         return ""
     return derived.command(snapshot, f"launch --replace --set slurm.spare_nodes={usable - training}")

@@ -14,7 +14,7 @@ from tr11ops.cluster.base import JobState
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.slow import is_measured_still, slowdown
 from tr11ops.detect.slow_ranks import SlowRank, slow_ranks, windows_to_last
-from tr11ops.detect.without_node import exclude_command, start_again
+from tr11ops.detect.without_node import exclude_command, start_again, why_no_other
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.observe.training import TRAINING_PHASES
@@ -70,6 +70,10 @@ def _finding(snapshot: Snapshot, node: str, what: str, evidence: list[str], is_s
             evidence=(*evidence, "other work on this machine slows those that share a processor with it"),
         )
     check = derived.command(snapshot, f"nodes check {node}")
+    why_not = why_no_other(snapshot, node) if is_sure else ""
+    if why_not:
+        evidence = [*evidence, why_not]
+    can_leave = is_sure and not why_not
     return Finding(
         NAME,
         Severity.WARNING,
@@ -77,8 +81,8 @@ def _finding(snapshot: Snapshot, node: str, what: str, evidence: list[str], is_s
         subject=node,
         identity=(node,),
         evidence=tuple(evidence),
-        fix=exclude_command(snapshot, node, "it holds the others back") if is_sure else check,
-        then=start_again(snapshot, node) if is_sure else (),
+        fix=exclude_command(snapshot, node, "it holds the others back") if can_leave else check,
+        then=start_again(snapshot, node) if can_leave else (),
     )
 
 

@@ -30,6 +30,12 @@ def has_lost_its_host(snapshot: Snapshot, job: Job) -> bool:
     return is_gone or bool(job.nodes and host not in job.nodes)
 
 
+def gone_host(snapshot: Snapshot, job: Job) -> str:
+    """The job's batch host where the scheduler says at this moment that it is gone; "" where it does not."""
+    host = batch_host(snapshot, job)
+    return host if any(node.is_gone for node in known(snapshot.nodes, ()) if node.name == host) else ""
+
+
 def silent_host(snapshot: Snapshot, job: Job) -> str:
     """The job's batch host where it does not answer the scheduler, so that its script may be gone; "" where it does."""
     host = batch_host(snapshot, job)

@@ -7,18 +7,27 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from tests.tr11ops.agent.queues import Queue, job
 from tests.tr11ops.launch.run_inputs import write_card
-from tr11ops.agent.mitigation import ActingAttempt, Mitigation
+from tests.tr11ops.status_cases import NOW, running, snapshot
+from tr11ops.agent.controller import Controller
+from tr11ops.agent.mitigation import ActingAttempt, ConcurrentAttempt, Mitigation
 from tr11ops.agent.recurrence import NodeFault
 from tr11ops.agent.step import LineTee
 from tr11ops.base.errors import SchedulerError
+from tr11ops.base.observed import Unknown
+from tr11ops.cluster.base import Node
+from tr11ops.cluster.node_states import is_loss_alone
 from tr11ops.cluster.pending_reasons import is_held
 from tr11ops.diagnose.attribution.evidence import Attribution, Kind
+from tr11ops.observe.lost_host import gone_host
+from tr11ops.observe.snapshot import Attempt
 from tr11ops.queue.held_jobs import held_jobs
 from tr11ops.queue.queued_jobs import PendingJobs
 from tr11ops.runcard.card import load_card
@@ -265,3 +274,28 @@ def test_a_hold_while_the_run_directory_is_away_has_a_name(scene: Scene, is_away
     assert held_jobs([held], [record.job]).ours == (held,)
     forget_holds(directory, ["7"])
     assert read_holds(directory, [held]) == ()
+
+
+def test_a_batch_host_that_is_gone_is_left_out_by_the_task_that_ends_its_job(scene: Scene):
+    """Its own controller died with it. One that Slurm does not call gone stays."""
+    context = SimpleNamespace(swaps_nodes=True)
+    attempt = SimpleNamespace(label_of=lambda job_id: f"1_{job_id}")
+    controller: Any = SimpleNamespace(_context=context, _attempt=attempt, _mitigation=scene.mitigation)
+    Controller._leave_out_dead_host(controller, ConcurrentAttempt("9", True, 0.0))
+    scene.mitigation.wait()
+    assert not read_version(scene.directory.exclusions).exclusions
+    Controller._leave_out_dead_host(controller, ConcurrentAttempt("9", True, 0.0, "x2"))
+    scene.mitigation.wait()
+    (entry,) = read_version(scene.directory.exclusions).exclusions
+    assert (entry.node, entry.evidence) == ("x2", ("x2 is down, and ran the batch script of job 1_9",))
+    assert is_loss_alone(entry.why), "it comes back as any node that was lost once"
+
+
+@pytest.mark.parametrize(
+    ("states", "gone"), [({"down"}, "n01"), ({"allocated", "not_responding"}, ""), ({"allocated"}, ""), (None, "")]
+)
+def test_a_batch_host_is_gone_only_where_the_scheduler_says_so_now(states: set[str] | None, gone: str):
+    nodes = Unknown("no answer") if states is None else (Node("n01", frozenset(states)),)
+    attempts = (Attempt("1007", NOW, None, "1000_7", nodes=("n01", "n02")),)
+    job = running(nodes=("n02",))
+    assert gone_host(snapshot(jobs=(job,), nodes=nodes, attempts=attempts), job) == gone

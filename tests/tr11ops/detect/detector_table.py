@@ -269,7 +269,7 @@ TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
         ["CRITICAL"],
     ),
     ("reservation to come", idle(jobs=(pending(reason="Reservation"),)), "reservation-ended", []),
-    ("partition down", idle(jobs=(pending(reason="PartitionDown"),)), "waits-for-site", ["WARNING"]),
+    ("partition down", idle(jobs=(pending(reason="PartitionDown"),)), "waits-for-site", ["CRITICAL"]),
     (
         "partition down, one runs",
         snapshot(jobs=(running(), pending(reason="PartitionDown"))),

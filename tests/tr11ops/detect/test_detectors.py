@@ -28,12 +28,15 @@ from tests.tr11ops.status_cases import (
     wordless,
 )
 from tr11ops.cluster.base import Job, JobState, Node
+from tr11ops.cluster.node_states import lost_words
 from tr11ops.detect import registry
+from tr11ops.detect.causes import by_cause
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe import derived
 from tr11ops.observe.forecast import queue_coverage_seconds
 from tr11ops.observe.snapshot import Attempt, Snapshot, Step
 from tr11ops.observe.training import LaunchEnd, Phase, TrainingEvent
+from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.hold_records import HoldRecord
 from tr11ops.rundir.paths import Submission
 from trainer.contract.end_marker import EndMarker
@@ -478,3 +481,48 @@ def test_a_loss_that_is_no_number_names_the_command_that_passes_over_its_data() 
     (finding,) = found(snapshot(steps=(good, bad), checkpoints=unsaved), "loss-not-finite")
     anew = f"tr11 launch --replace --set 'data.skip_ranges=[\"{at}-{at}\"]'"
     assert finding.then == ("tr11 kill --release", anew), "a kill switch would refuse the launch"
+
+
+def test_what_can_never_start_for_want_of_nodes_is_one_incident_with_the_cure_first() -> None:
+    nodes = tuple(Node(f"n{number:02d}", frozenset({"idle"})) for number in range(1, 49))
+    listed = (Exclusion(node="n03", since=NOW, owner="ann"),)
+    seen = idle(jobs=(pending(reason="BadConstraints"),), nodes=nodes, exclusions=listed)
+    seen = with_facts(seen, nodes=46, operation=replace(seen.run.operation, allocated_nodes=48))
+    cure = "tr11 launch --replace --set slurm.spare_nodes=1"
+    told = [one for one in by_cause(registry.detect_all(seen)) if one.severity is Severity.CRITICAL]
+    assert [(one.detector, one.fix) for one in told] == [("nodes-short", cure)]
+    (dead,) = found(seen, "dead-chain")
+    assert dead.fix == cure
+    (other,) = found(idle(jobs=(pending(reason="BadConstraints"),)), "dead-chain")
+    assert (other.fix, other.fault) == ("tr11 launch --repair", "")
+
+
+@pytest.mark.parametrize("states", [{"allocated", "not_responding"}, {"down", "not_responding"}])
+def test_a_node_that_the_run_went_on_without_is_said_to_be_lost(states: set[str]) -> None:
+    nodes = (*(node for node in snapshot().nodes if node.name != "n06"), Node("n06", frozenset(states)))  # type: ignore[union-attr]
+    end = LaunchEnd("1007", 1, NOW - 600, lost_words(["n06"]), "starting again", ("n06",))
+    (finding,) = found(snapshot(nodes=nodes, launch_ends=(end,)), "node-lost")
+    assert finding.title == "job 1000_7 has lost n06, and went on without it at 2022-05-01 11:50 UTC"
+    assert finding.fix == ""
+    (before,) = found(snapshot(nodes=nodes, launch_ends=(end,), steps=steps(age=HOUR)), "node-lost")
+    assert "went on" not in before.title, "nothing is trained since"
+
+
+def test_a_closed_partition_is_named_and_wakes_someone_where_nothing_trains() -> None:
+    waits = pending(reason="PartitionDown", partition="gpu_p5")
+    (finding,) = found(idle(jobs=(waits,)), "waits-for-site")
+    assert (finding.severity, finding.title) == (
+        Severity.CRITICAL,
+        "the site has closed partition gpu_p5: nothing trains",
+    )
+    (finding,) = found(snapshot(jobs=(running(), waits)), "waits-for-site")
+    assert finding.title == f"the site has closed partition gpu_p5: job {waits.job_id} cannot start"
+
+
+def test_many_excluded_nodes_date_from_the_last_of_them() -> None:
+    listed = tuple(
+        Exclusion(node=f"n{number:02d}", since=NOW - age, owner="tr11") for number, age in ((1, DAY), (2, 60))
+    )
+    nodes = tuple(Node(f"n{number:02d}", frozenset({"idle"})) for number in range(1, 51))
+    (finding,) = found(snapshot(nodes=nodes, exclusions=listed), "exclusion-cap")
+    assert finding.since == NOW - 60

@@ -11,8 +11,12 @@ import pytest
 from msgspec.structs import replace
 
 from tests.tr11ops.detect.training_course import at, findings, only
+from tests.tr11ops.status_cases import NOW, beats, pending, running, snapshot, with_facts
 from tr11ops.base.observed import Unknown
+from tr11ops.cluster.base import Job, Node
+from tr11ops.detect.finding import Finding
 from tr11ops.detect.slow_ranks import slow_ranks, windows_to_last
+from tr11ops.rundir.exclusion import Exclusion
 from trainer.contract.compute_record import ComputeTimes, RankPosition
 
 PERCENT = 3.0
@@ -303,3 +307,36 @@ def test_six_percent_that_last_are_named_and_a_quarter_at_once() -> None:
 
 def test_small_slowness_lasts_for_ten_minutes_and_sixty_steps() -> None:
     assert [windows_to_last(pace) for pace in (None, 105.0, 10.0, 5.0, 1.0, 0.01)] == [6, 6, 6, 12, 60, 60]
+
+
+def slow_among(count: int, pending_jobs: tuple[Job, ...] = (pending(),), **changes: object) -> Finding:
+    """Node n02 is slow, of a partition of so many nodes; an attempt trains on 46 and has 2 spares."""
+    nodes = tuple(Node(f"n{number:02d}", frozenset({"allocated"})) for number in range(1, count + 1))
+    seen = snapshot(
+        jobs=(running(), *pending_jobs), nodes=nodes, compute_times=tuple(changed(records(2, 2, 2, per_node=4, noise=0.0), {5, 6}, 5.0)),
+        heartbeats=beats(ranks=8), **changes,
+    )  # fmt: skip
+    seen = with_facts(seen, nodes=46, operation=replace(seen.run.operation, allocated_nodes=48))
+    (finding,) = [one for one in findings(seen) if one.detector == "slow-node"]
+    return finding
+
+
+def test_what_is_typed_against_a_slow_node_is_what_the_limit_lets_through() -> None:
+    stop, resume = "tr11 kill --wait --reason 'to go on without n02'", "tr11 resume"
+    plenty = slow_among(60)
+    assert plenty.fix == "tr11 nodes exclude n02 --reason 'it holds the others back'"
+    assert plenty.then == (stop, resume)
+    forced = "tr11 nodes exclude n02 --force --reason 'it holds the others back'"
+    as_many = slow_among(48)
+    assert as_many.fix == forced
+    fewer = "tr11 launch --replace --set slurm.spare_nodes=1"
+    assert as_many.then == (fewer, stop, resume), "47 nodes are left: 46 train, and one is a spare"
+    nothing_queued = slow_among(48, ())
+    assert nothing_queued.then == (stop, resume, "tr11 launch --array 1-10 --set slurm.spare_nodes=1")
+
+
+def test_a_slow_node_stays_where_no_other_can_take_its_place() -> None:
+    listed = tuple(Exclusion(node=f"n{number}", since=NOW, owner="ann") for number in (47, 48))
+    finding = slow_among(48, exclusions=listed)
+    assert (finding.fix, finding.then) == ("tr11 nodes check n02", ())
+    assert finding.evidence[-1].startswith("no other node is free: 45 other nodes can be used")

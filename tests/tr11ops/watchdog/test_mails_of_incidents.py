@@ -187,8 +187,8 @@ INCIDENTS: list[tuple[str, tuple[Snapshot, ...], list[str]]] = [
         ),
         [
             f"[WARNING] {FULL_CAP}",
-            "[WARNING] job 1000_7 has lost n07",
-            "[OK] over: job 1000_7 has lost n07",
+            "[WARNING] job 1000_7 has lost n07, and went on without it at 2022-05-01 11:30 UTC",
+            "[OK] over: job 1000_7 has lost n07, and went on without it at 2022-05-01 11:30 UTC",
             f"[OK] over: {FULL_CAP}",
         ],
     ),

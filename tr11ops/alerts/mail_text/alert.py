@@ -100,7 +100,8 @@ def _subject(
     parts: Sequence[MessagePart], policy: Policy, situation: RunSituation | None, standing: Sequence[Alert]
 ) -> str:
     first = parts[0]
-    more = f" (and {len(parts) - 1} more)" if len(parts) > 1 else ""
+    others = sum(part.kind not in OVER or first.kind in OVER for part in parts[1:])  # what is over is no further fault
+    more = f" (and {others} more)" if others else ""
     title = _headline(first.alert.title)
     if first.kind == "cleared":
         said = f"[OK] {policy.run}: over: {title}"
