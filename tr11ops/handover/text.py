@@ -66,7 +66,7 @@ def _happened(given: Handover, zone: tzinfo | None, far: bool) -> list[str]:
         lines.append(f"Code of {given.software}.")
     timed = [
         *((event.time, trouble_sentence(event)) for event in given.incidents),
-        *((event.time, _restart(event)) for event in given.restarts),
+        *((event.time, _restart_sentence(event)) for event in given.restarts),
         *timed_events(given),
     ]
     lines += [f"{clock(time, zone, far)}  {text}" for time, text in sorted(timed, key=lambda pair: pair[0])]
@@ -82,33 +82,47 @@ def timed_events(given: Handover) -> Iterator[tuple[float, str]]:
     yield from ((event.time, f"card changed: {what_happened(event)}") for event in given.changes)
 
 
-def progress_sentence(given: ShiftProgress) -> str:
-    if given.iterations <= 0:
-        return f"No progress: iteration {given.last:,}" + (f" after {given.first:,}." if given.iterations else ".")
-    tokens = f", {quantity(given.tokens)} tokens" if given.tokens > 0 else ""
-    before, now = given.loss_before, given.loss_now
-    loss = "" if now is None else f"; loss {now:.4f}" if before is None else f"; loss {before:.4f} -> {now:.4f}"
-    useful = "" if given.useful is None else f"; {100 * given.useful:.0f} % of {node_time(given.node_hours)} counted"
-    return f"{given.iterations:,} iterations ({given.first:,} to {given.last:,}){tokens}{loss}{useful}."
+def progress_sentence(progress: ShiftProgress) -> str:
+    if progress.iterations == 0:
+        return f"No progress: iteration {progress.last:,}."
+    if progress.iterations < 0:
+        return f"No progress: iteration {progress.last:,} after {progress.first:,}."
+    text = f"{progress.iterations:,} iterations ({progress.first:,} to {progress.last:,})"
+    if progress.tokens > 0:
+        text += f", {quantity(progress.tokens)} tokens"
+    if progress.loss_now is not None:
+        before = "" if progress.loss_before is None else f"{progress.loss_before:.4f} -> "
+        text += f"; loss {before}{progress.loss_now:.4f}"
+    if progress.useful is not None:
+        text += f"; {100 * progress.useful:.0f} % of {node_time(progress.node_hours)} counted"
+    return f"{text}."
 
 
-def trouble_sentence(given: Trouble) -> str:
-    told = f", told after {duration(given.told)}" if given.told >= 1 else ""
-    lasted = "still open" if given.lasted is None else f"over after {duration(given.lasted)}"
-    who = f", {given.acknowledged_by} took it" if given.acknowledged_by else ""
-    return f"{given.severity.name}: {given.title}{told}{who}; {lasted}"
+def trouble_sentence(trouble: Trouble) -> str:
+    text = f"{trouble.severity.name}: {trouble.title}"
+    if trouble.told >= 1:
+        text += f", told after {duration(trouble.told)}"
+    if trouble.acknowledged_by:
+        text += f", {trouble.acknowledged_by} took it"
+    if trouble.lasted is None:
+        return f"{text}; still open"
+    return f"{text}; over after {duration(trouble.lasted)}"
 
 
-def _restart(given: ShiftInterruption) -> str:
-    blamed = f" ({', '.join(given.blamed)})" if given.blamed else ""
-    down = "it has not trained since" if given.down is None else f"trained on after {duration(given.down)}"
-    decision = f"; {given.decision}" if given.decision else ""
-    return f"{given.job} failed: {given.cause}{blamed}{decision}; {down}"
+def _restart_sentence(interruption: ShiftInterruption) -> str:
+    text = f"{interruption.job} failed: {interruption.cause}"
+    if interruption.blamed:
+        text += f" ({', '.join(interruption.blamed)})"
+    if interruption.decision:
+        text += f"; {interruption.decision}"
+    if interruption.down is None:
+        return f"{text}; it has not trained since"
+    return f"{text}; trained on after {duration(interruption.down)}"
 
 
 def what_happened(event: Happened, named: bool = True) -> str:
-    who = f"{event.who}: " if event.who and named else ""
-    return f"{who}{event.text}" + (f" ({event.why})" if event.why else "")
+    text = f"{event.text} ({event.why})" if event.why else event.text
+    return f"{event.who}: {text}" if event.who and named else text
 
 
 def _section(title: str, lines: Sequence[str]) -> Iterator[str]:

@@ -245,10 +245,14 @@ class _Reader:
 
     def appended(self, name: str, value: Traced | tuple[Traced, ...]) -> Traced | tuple[Traced, ...]:
         current = self.variables.values.get(name)
-        if isinstance(value, tuple) or isinstance(current, tuple):
-            head = current if isinstance(current, tuple) else (current,) if current is not None else ()
-            return (*head, *(value if isinstance(value, tuple) else (value,)))
-        return Traced.join([current or Traced(), value])
+        if not isinstance(value, tuple) and not isinstance(current, tuple):
+            return Traced.join([current or Traced(), value])
+        if current is None:
+            current = ()
+        elif not isinstance(current, tuple):
+            current = (current,)
+        added = value if isinstance(value, tuple) else (value,)
+        return (*current, *added)
 
     def declare(self, words: Sequence[ShellWord], conditional: bool) -> None:
         """`export`, `declare` and their like: assignments, or names alone."""
