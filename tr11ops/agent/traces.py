@@ -64,7 +64,7 @@ def read_launch_checks(folders: Iterable[Path]) -> tuple[LaunchChecks, ...]:
         for value in sorted(read_objects(folder / "launches"), key=lambda value: -int(value.get("launch") or 0)):
             try:
                 record = LaunchRecord.of(value)
-            except TypeError:
+            except ValueError:
                 continue
             found.append(
                 LaunchChecks(

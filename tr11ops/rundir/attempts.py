@@ -106,7 +106,7 @@ class LaunchRecord(Record):
 
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> LaunchRecord:
-        """The record that a file holds; what another tr11 wrote beside is left out. Raises TypeError."""
+        """The record that a file holds; what another tr11 wrote beside is left out. Raises ValueError."""
         return record_of(cls, value)
 
     def write(self, attempt: Path) -> None:

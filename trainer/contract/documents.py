@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from numbers import Integral, Real
 from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
@@ -82,7 +83,12 @@ def _decoded(kind: type[Any], value: Any) -> Any:
     raise NotImplementedError(f"no {kind.__name__} stands in a document")
 
 
-def _encoded(value: Any) -> str:
-    if isinstance(value, PurePath):
+def _encoded(value: Any) -> str | int | float:
+    """What other libraries have in place of a plain value: versions that are text, numbers of NumPy."""
+    if isinstance(value, PurePath | str):
         return str(value)
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
     raise NotImplementedError(f"{type(value).__name__} stands in no document")

@@ -17,6 +17,7 @@ from tests.tr11ops.cli.saving import save
 from tr11ops.backup import round_values
 from tr11ops.backup.archives import open_archive
 from tr11ops.backup.base import Archive
+from tr11ops.backup.retried import RetriedArchive
 from tr11ops.backup.submit import jobs_of
 from tr11ops.cli.main import execute
 from tr11ops.runcard.card import RunCard
@@ -255,20 +256,18 @@ def test_term_leaves_the_round_resumable_and_says_so(nodes_context: Desk, monkey
         made: Archive = OddArchive(open_archive(name, card), on)
         return made
 
+    as_ever = round_values.BackupContext.opened
+
+    def odd_archive(context: round_values.BackupContext, name: str) -> RetriedArchive:
+        return as_ever(replace(context, open=opened), name)
+
     with monkeypatch.context() as patched:
-        patched.setattr(round_values.BackupContext, "open", staticmethod(opened))
-        patched.setattr(round_values.BackupContext.__init__, "__defaults__", _with(round_values.BackupContext, opened))
+        patched.setattr(round_values.BackupContext, "opened", odd_archive)
         stopped = nodes_context.backup("run", "--no-logs")
     assert stopped.code == 1 and "goes on from there" in stopped.out + stopped.err
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     assert nodes_context.backup("run").code == 0
     assert len([*nodes_context.store.rglob("*.copy.json")]) == 2
-
-
-def _with(place: type[round_values.BackupContext], opened: object) -> tuple[object, ...]:
-    """The defaults of a Place, with another way to open archives."""
-    defaults = place.__init__.__defaults__ or ()
-    return tuple(opened if value is open_archive else value for value in defaults)
 
 
 def test_a_round_as_a_job(nodes_context: Desk) -> None:

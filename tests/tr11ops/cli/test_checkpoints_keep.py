@@ -110,7 +110,7 @@ def test_what_was_read_lately_is_not_read_again(bench: LocalBench, shelf: Shelf)
     assert bench.tr11("checkpoints", "verify", "100", "100", *run).out == "1 read: 1 fine\n"
     assert bench.tr11("checkpoints", "verify", "--stale", "1", *run).out == "2 read: 2 fine\n"
     again = bench.tr11("checkpoints", "verify", "--stale", "1", *run)
-    assert (again.code, again.out) == (0, "nothing to read: all were read in the last 1 days\n")
+    assert (again.code, again.out) == (0, "nothing to read: all were read in the last 1 day\n")
     path = state_folder(shelf.directory) / "digests" / "global_step200.json"
     value = json.loads(path.read_text())
     path.write_text(json.dumps({**value, "time": time.time() + 1e7}))  # by a clock that was wrong

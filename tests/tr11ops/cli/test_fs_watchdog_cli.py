@@ -116,7 +116,7 @@ def test_files_that_the_group_cannot_use_are_counted(bench: LocalBench, director
     path = directory.root / "private"
     path.write_text("x")
     path.chmod(0o600)
-    assert "1 of 3 files are not usable for the run's group" in look(bench, "--no-email").out
+    assert "1 file is not usable for the run's group, of 3" in look(bench, "--no-email").out
 
 
 def test_what_a_tool_prints_obeys_no_terminal(

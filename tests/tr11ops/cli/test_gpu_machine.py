@@ -91,10 +91,10 @@ def test_foreground_trainings_take_gpus_that_no_run_has(tmp_path: Path, monkeypa
     other = claim(gpus[0])
     environment, claims = claim_gpus(2, {})
     assert environment == {"CUDA_VISIBLE_DEVICES": f"{gpus[1]},{gpus[2]}"} and other is not None
-    with pytest.raises(RuntimeError, match=r"1 GPUs are needed, 0 of 3 are free: other runs have the rest"):
+    with pytest.raises(RuntimeError, match=r"1 GPU is needed, free of 3: 0; other runs have the rest"):
         claim_gpus(1, {})
     other.close()
-    with pytest.raises(RuntimeError, match="0 of 1 are free"):  # of those that the person has named
+    with pytest.raises(RuntimeError, match="1 GPU is needed, free of 1: 0"):  # of those that the person has named
         claim_gpus(1, {"CUDA_VISIBLE_DEVICES": "2"})
     assert claim_gpus(0, {"PATH": "x"}) == ({"PATH": "x"}, [])
     for held in claims:

@@ -191,7 +191,7 @@ def test_each_job_of_a_chain_queues_the_next_one_once(bench: LocalBench) -> None
     assert begin_attempt(job) == "" and begin_attempt(job) == ""  # a job that starts twice queues one
     _, second = directory.read_submissions()
     assert (second.chain, second.left, second.dependency) == ("self", 1, f"afterany:{first.job_id}")
-    assert said == [f"tr11: job {second.job_id} is queued behind this one; 1 more are to follow it"]
+    assert said == [f"tr11: job {second.job_id} is queued behind this one; 1 more is to follow it"]
     queued = next(entry for entry in own(bench) if entry.raw_id == second.job_id)
     assert parse_comment(queued.comment) == (second.tag, directory.mark)
     # A client that died between sending and recording is looked up, and not sent again.

@@ -21,6 +21,7 @@ from tr11ops import __version__
 from tr11ops.base.errors import Refusal, SchedulerError, SchedulerUnreachable
 from tr11ops.cli import main
 from trainer.config.card import CardError, Problem
+from trainer.contract.errors import USAGE
 
 ROOT = Path(__file__).parents[3]
 HEAVY = {"torch", "numpy", "deepspeed", "transformers", "tokenizers", "pydantic", "jinja2", "gcsfs", "psutil"}
@@ -152,7 +153,7 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
 
 def test_a_group_without_a_command_shows_its_help_alone() -> None:
     done = fresh(TYPED, "data")
-    assert done.returncode == main.USAGE and "preprocess" in done.stdout + done.stderr
+    assert done.returncode == USAGE and "preprocess" in done.stdout + done.stderr
     assert "tr11: " not in done.stderr
     assert "(see tr11 data inspect --help)" in fresh(TYPED, "data", "inspect").stderr
 

@@ -29,7 +29,7 @@ def read_failures(attempt: Path, launch: int) -> tuple[Failure, ...]:
             continue
         try:
             found.append(record_of(Failure, value))
-        except TypeError:
+        except ValueError:
             continue
     return tuple(sorted(found, key=lambda one: one.time))
 
@@ -131,7 +131,7 @@ def _missed(record: Mapping[str, Any]) -> MissedWorker | None:
     for value in record.get("failed_workers") or ():
         try:
             one = record_of(MissedWorker, value)
-        except TypeError:
+        except ValueError:
             continue
         if one.how != "ended by SIGTERM":
             found.append(one)
