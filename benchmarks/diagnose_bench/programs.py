@@ -23,7 +23,7 @@ from trainer.contract.record import Record
 
 NVRX = "nvidia-resiliency-ext==0.7.0"
 _CORPUS = Path(__file__).parents[2] / "tests" / "data" / "diagnose"
-OWN_SETS = (_CORPUS, *(_CORPUS / "blind" / name for name in ("", "one", "two", "three")))
+OWN_SETS = (_CORPUS, *(_CORPUS / "blind" / name for name in ("", "one", "two", "three", "four")))
 WORKER = Path(__file__).with_name("nvrx_worker.py")
 NOT_HERE = ("--python-version", "3.12", "--platform", "manylinux_2_39_x86_64", "--only-binary=:all:", "--no-deps")
 LONGEST_SECONDS = 1800

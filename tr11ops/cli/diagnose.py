@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +13,7 @@ from msgspec.structs import replace
 
 from tr11ops.base.errors import Refusal
 from tr11ops.base.observed import Unknown, cause, known, observed
+from tr11ops.base.units import duration
 from tr11ops.cli.common import in_time, open_reader, say
 from tr11ops.cli.context import JSON, RunContext
 from tr11ops.cli.logs import attempt_named, byte_progress
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from tr11ops.status.assessment import Assessment
 
 T = TypeVar("T")
+SILENT_SECONDS = 1800.0  # longer than a step, an evaluation or a save takes
 
 
 def diagnose(
@@ -63,6 +66,7 @@ def diagnose(
     sight = _Sight(context)
     if files:
         found = _judged(_given(files), every)
+        found[-1] = _as_old_as(found[-1], files)
     elif every:
         *before, last = (_with_conclusion(sight, one) for one in _every_launch(context, job))
         found = [*before, _with_advice(sight, last)]
@@ -141,6 +145,17 @@ def _given(files: list[Path]) -> list[Path]:
         if path.is_dir():
             raise Refusal(f"{path}: is a folder; give the logs in it", exit_code=2)
     return files
+
+
+def _as_old_as(found: Diagnosis, files: list[Path]) -> Diagnosis:
+    """The diagnosis of a log that ends on a whole step: it says that nothing is to be done only while it is written."""
+    if not found.signs.runs_on:
+        return found
+    silent = time.time() - max(path.stat().st_mtime for path in files)
+    if silent < SILENT_SECONDS:
+        return found
+    why = f"{found.explanation} No line came for {duration(silent)}: whether it still runs cannot be told from here."
+    return replace(found, signs=replace(found.signs, runs_on=False), explanation=why)
 
 
 def _every_launch(context: RunContext, job: str | None) -> list[Diagnosis]:

@@ -29,6 +29,7 @@ _NO_ONES = frozenset(
         FaultClass.CLEAN_EXIT, FaultClass.RUNNING,
     }
 )  # fmt: skip
+_OF_ONE_NODE = frozenset({FaultClass.GPU_HARDWARE, FaultClass.NCCL_NETWORK})
 _CHANGES = frozenset({NextStep.FIX_CONFIG, NextStep.FIX_STORAGE, NextStep.ROLLBACK_AND_SKIP})
 
 
@@ -201,6 +202,12 @@ def _of_what_is_not_shown(end: EndFacts) -> _Because | None:
     return _Because("not-shown", Restart.UNKNOWN, f"whether it comes again is not told: {signs.missing}")
 
 
+def _of_a_lone_node(end: EndFacts) -> _Because | None:
+    if end.step is not NextStep.RESUBMIT or end.signs.peer is not None or end.signs.lone_node is None:
+        return None
+    return _lone(end.signs.lone_node)
+
+
 def _of_what_passes(end: EndFacts) -> _Because | None:
     signs = end.signs
     if end.step is not NextStep.RESUBMIT:
@@ -246,7 +253,7 @@ def _of_what_a_person_must_see(end: EndFacts) -> _Because:
 
 _RULES: tuple[Callable[[EndFacts], _Because | None], ...] = (
     _where_nothing_failed, _of_a_node, _again, _of_an_order, _by_its_signature, _of_hardware,
-    _of_what_is_not_shown, _of_what_passes,
+    _of_a_lone_node, _of_what_is_not_shown, _of_what_passes,
     _of_what_must_change, _of_what_a_person_must_see,
 )  # fmt: skip
 
@@ -286,8 +293,10 @@ def _a_node(end: EndFacts, place: Place) -> Accused | None:
         return _accused(Culprit.GPU if is_gpus else Culprit.NODE, rule, end.sure, nodes, place)
     if end.step is NextStep.EXCLUDE_AND_RESUBMIT:
         return _accused(Culprit.UNKNOWN, "unnamed", end.sure)
-    if end.fault is FaultClass.SLURM_NODE_FAIL and nodes:
-        return _accused(Culprit.NODE, "suspect", end.sure, nodes)
+    is_one_nodes = end.fault in _OF_ONE_NODE and end.signs.helps is Restart.ELSEWHERE
+    if nodes and (is_one_nodes or end.fault is FaultClass.SLURM_NODE_FAIL):
+        is_gpus = end.fault is FaultClass.GPU_HARDWARE and place.gpu is not None
+        return _accused(Culprit.GPU if is_gpus else Culprit.NODE, "suspect", end.sure, nodes, place=place)
     return None
 
 

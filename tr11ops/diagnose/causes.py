@@ -16,7 +16,7 @@ from tr11ops.base.units import counted
 from tr11ops.diagnose.answers import Signs
 from tr11ops.diagnose.attribution.log_evidence import evidence_of
 from tr11ops.diagnose.diagnosis import Diagnosis, QuotedLine
-from tr11ops.diagnose.file_servers import helps_where_dropped
+from tr11ops.diagnose.file_servers import BACK, helps_where_dropped
 from tr11ops.diagnose.harmless import without_habits
 from tr11ops.diagnose.numbers import Unhealthy, judge_data, judge_steps
 from tr11ops.diagnose.peers import SETTINGS, lone_node, most_named_peer
@@ -27,7 +27,7 @@ from tr11ops.diagnose.signature import FaultClass, FaultSignature, NextStep, Nod
 from tr11ops.diagnose.silence import with_silence
 from tr11ops.diagnose.starts import explained
 from tr11ops.diagnose.topics import FAMILY as TOPICS
-from tr11ops.diagnose.waits import helps_where_ranks_parted, what_is_missing
+from tr11ops.diagnose.waits import helps_where_ranks_parted, rank_behind, what_is_missing
 
 HIGHEST = 0.97
 AFTER_STEPS = 0.55  # for what the training seems to have overcome
@@ -44,7 +44,7 @@ _LOADER = "dataloader-worker"
 _NO_SUCH_HOST = "c10d-no-such-host"
 _SET_UP = "ibv_modify_qp"  # by which two cards are connected, before any data
 _FORBIDDEN = re.compile(  # or sought where no other node is: at a loopback, at Docker's own bridge
-    r"Function not implemented|Operation not (?:permitted|supported)|Permission denied"
+    r"No route to host|Function not implemented|Operation not (?:permitted|supported)|Permission denied"
     r"|Protocol not (?:supported|available)|Address family not supported"
     r"|Cannot assign requested address|No such interface"
     r"|[Cc]onnect(?:ing|ion)? to (?:\S+\()?(?:127\.|localhost\b|::1\b|172\.17\.0\.1\b|169\.254\.)"
@@ -55,6 +55,11 @@ _ABSENT = "flight-recorder-missing"
 _SCHEDULERS = frozenset({"slurm", "slurm_reasons", "ray", "kubernetes"})
 ONE_OF_MANY = 0.7  # the most for a node of which nothing else is known than that its container alone did not start
 _OF_THE_MACHINE = frozenset({FaultClass.STORAGE, FaultClass.HOST_OOM, FaultClass.GCS, FaultClass.CUDA_OOM})
+_SMALL_SHM = "shm-small"
+_SIGBUS = re.compile(r"\bexit ?code:? -7\b|\bcode -7\b|\bcode 135\b|\bSIGBUS\b|\b[Bb]us error\b|[Ss]ignal 7\b")
+_SERVICES = frozenset({FaultClass.GCS, FaultClass.HUB_AUTH})
+_IS_BUSY = re.compile(r"\b50[0234]\b|\b429\b|backendError|UNAVAILABLE\b|SlowDown|Too Many Requests")
+_IS_REFUSED = re.compile(r"\b40[134]\b|[Dd]enied|[Ff]orbidden|[Uu]nauthori[sz]ed|[Nn]ot [Ff]ound")
 _CHAIN_LINES = 200  # of what a data loader's worker raised, below the line that says that it did
 
 
@@ -66,8 +71,12 @@ def judge(launches: Sequence[LogLaunch], earlier: Sequence[LogLaunch] = ()) -> D
     found = _judge(merged, candidates_of(launches), places)
     if found.fault is FaultClass.UNKNOWN and found.root_cause is not None and found.confidence < STRONG:
         found = _printed_early(merged, places) or found
+    helps = found.signs.helps
+    if helps is None and _has_too_little_shared_memory(found, merged):
+        helps = Restart.CHANGE
     signs = replace(
         found.signs,
+        helps=helps,
         trained=merged.progress is not None,
         runs_on=_runs_on(merged),
         times=_times(merged, earlier),
@@ -75,11 +84,20 @@ def judge(launches: Sequence[LogLaunch], earlier: Sequence[LogLaunch] = ()) -> D
     return replace(found, number=merged.number, log_evidence=evidence_of(merged, places), signs=signs)
 
 
+def _has_too_little_shared_memory(found: Diagnosis, launch: LogLaunch) -> bool:
+    """Whether a bus error ended it, and a line says that its container has next to no shared memory."""
+    if found.root_cause is None or not any(one.signature.id == _SMALL_SHM for one in launch.sightings):
+        return False
+    said = [found.root_cause.text, *(one.text for one in (*found.evidence, *found.consequences))]
+    return any(_SIGBUS.search(text) for text in said)
+
+
 def _runs_on(launch: LogLaunch) -> bool:
     """Whether nothing stands below the last step, and that is whole."""
     if launch.progress is None or not launch.steps:
         return False
-    return launch.last_line - launch.progress.line_number <= 1 and launch.steps[-1].numbers.is_whole
+    below = launch.last_line - launch.progress.line_number
+    return below <= (0 if launch.is_cut else 1) and launch.steps[-1].numbers.is_whole
 
 
 def _times(last: LogLaunch, earlier: Sequence[LogLaunch]) -> int:
@@ -167,7 +185,10 @@ def merged_launch(launches: Sequence[LogLaunch]) -> LogLaunch:
     together.said_hosts = {host for launch in launches for host in launch.said_hosts}
     together.reports = [report for launch in launches for report in launch.reports]
     together.progress, together.steps = main.progress, main.steps
-    together.last_line = main.last_line
+    together.last_line, together.is_cut = main.last_line, main.is_cut
+    for launch in launches:
+        for name, count in launch.counts.items():
+            together.counts[name] = together.counts.get(name, 0) + count
     together.trainer = next((launch.trainer for launch in launches if launch.trainer), None)
     return together
 
@@ -202,6 +223,8 @@ def _of_root(root: Sighting, launch: LogLaunch, found: Candidates, places: Launc
         signature = cited.signature
     quoted = places.quoted(cited, is_root=signature.role not in {Role.END, Role.STOP})
     silent_rank = _absent_rank([root, *found.symptoms])
+    if silent_rank is None:
+        silent_rank = rank_behind([one.text for one in launch.sightings])
     if silent_rank is not None and signature.fault is FaultClass.NCCL_TIMEOUT:
         quoted = places.of_absent_rank(quoted, silent_rank)
     elif signature.fault is FaultClass.NCCL_TIMEOUT:
@@ -247,6 +270,11 @@ def _of_root(root: Sighting, launch: LogLaunch, found: Candidates, places: Launc
         if one is not root and one not in backing and one not in alike and one.signature.role is not Role.WARNING
     ]
     waits = [one.text for one in [root, *found.symptoms]]
+    helps = _helps(root, signature, [cited, *alike, *backing], waits, launch)
+    lone = None
+    has_passed = helps is Restart.PLAIN and any(one.signature.id == BACK for one in launch.sightings)
+    if not has_passed:  # what has is no node's own
+        lone = lone_node(cited, alike, places, launch.sightings)
     return Diagnosis(
         signature.fault,
         step,
@@ -260,11 +288,11 @@ def _of_root(root: Sighting, launch: LogLaunch, found: Candidates, places: Launc
         signs=Signs(
             signature.role,
             signature.blame,
-            _helps(signature, [cited, *alike, *backing], waits, launch),
+            helps,
             peer,
             _ends(root, quoted, peer, places),
             silent_rank,
-            lone_node(cited, alike, places, launch.sightings),
+            lone,
             signature=root.signature.id,
             missing=what_is_missing(root.signature.fault, root.progress is not None, waits),
         ),
@@ -272,7 +300,7 @@ def _of_root(root: Sighting, launch: LogLaunch, found: Candidates, places: Launc
 
 
 def _helps(
-    signature: FaultSignature, told: Sequence[Sighting], waits: Sequence[str], launch: LogLaunch
+    root: Sighting, signature: FaultSignature, told: Sequence[Sighting], waits: Sequence[str], launch: LogLaunch
 ) -> Restart | None:
     """What a line says of a restart; of a file system's error what its client says, of a time-out what ranks say."""
     if signature.fault is FaultClass.STORAGE:
@@ -281,6 +309,8 @@ def _helps(
         return signature.helps
     if signature.fault is FaultClass.NCCL_TIMEOUT:
         return helps_where_ranks_parted(waits)
+    if signature.fault in _SERVICES and _IS_BUSY.search(root.text) and not _IS_REFUSED.search(root.text):
+        return Restart.PLAIN
     return None
 
 

@@ -14,7 +14,8 @@ from tr11ops.diagnose.sighting import Sighting
 from tr11ops.diagnose.signature import Restart
 
 _CLIENTS = frozenset({"storage-lustre", "storage-client"})  # their own words, in the log of a node's kernel
-_BACK = "storage-back"
+BACK = "storage-back"
+_PASSES = re.compile(r"[Nn]o space left|Errno 28\b|ENOSPC|[Dd]isk (?:is )?full|not responding")
 _SERVERS_OWN = re.compile(r"operation \w+ to node \S+ failed: rc = -(?:5|28|30|122)\b")  # EIO, ENOSPC, EROFS, EDQUOT
 
 
@@ -24,10 +25,12 @@ def helps_where_dropped(told: Sequence[Sighting], sightings: Sequence[Sighting])
 
     `told`: the lines of the first cause. `sightings`: all of the launch.
     """
+    back = [one for one in sightings if one.signature.id == BACK]
+    if told and _PASSES.search(told[0].text) and any(is_before(told[0], one) for one in back):
+        return Restart.PLAIN
     clients = [one for one in told if one.signature.id in _CLIENTS]
     if any(_SERVERS_OWN.search(one.text) for one in clients):
         return Restart.CHANGE
     if not clients:
         return next((one.signature.helps for one in told if one.signature.helps is not None), None)
-    back = [one for one in sightings if one.signature.id == _BACK]
     return Restart.PLAIN if any(is_before(clients[-1], one) for one in back) else Restart.UNKNOWN

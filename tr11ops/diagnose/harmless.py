@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from tr11ops.diagnose.attribution import attributors
 from tr11ops.diagnose.lines import split_prefixes
@@ -25,7 +27,7 @@ def without_habits(launches: Sequence[LogLaunch], earlier: Sequence[LogLaunch]) 
         left = [one for one in launch.sightings if has_trained or not one.signature.restart]
         if habits:
             left = [replace(one, is_mild=True) if _words(one) in habits else one for one in left]
-        found.append(replace(launch, sightings=left))
+        found.append(dataclasses.replace(launch, sightings=left))
     return found
 
 

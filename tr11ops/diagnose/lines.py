@@ -47,7 +47,7 @@ _PREFIXES = (
     re.compile(r"\[rank[:=] ?(?P<rank>\d+)\] "),  # Lightning's and Determined's
     re.compile(r"\[ *\d{1,9}\.\d{3,6}\] "),  # the kernel's time since it began
     re.compile(r"(?P<node>\d{1,3}(?:\.\d{1,3}){3}):(?: (?=\S)|(?=\[))"),  # pdsh's, where hosts are addresses
-    re.compile(r"\[(?P<node>[a-z][\w.-]*\d)\] (?=\[(?:rank|default)\d)"),
+    re.compile(r"\[(?P<node>[a-z][\w.-]*\d)\] (?=\[?(?:rank|default)\d)"),
     re.compile(
         r"(?P<node>(?!rank|gpu\d|default)[a-z][\w.-]*\d[\w.-]*)(?<!-worker-\d)(?<!-master-\d):? "
         r"(?=\[(?:rank|default)\d)"

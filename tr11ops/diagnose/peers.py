@@ -11,11 +11,16 @@ from collections.abc import Sequence
 
 from tr11ops.diagnose.places import LaunchPlaces
 from tr11ops.diagnose.sighting import Sighting
-from tr11ops.diagnose.signature import FaultClass
+from tr11ops.diagnose.signature import FaultClass, Role
 
 FEWEST_WITNESSES = 2
 _OF_ONE_MACHINE = frozenset({"memory-held", "nvls-memory"})
 SETTINGS = "nccl-network-settings"
+_DRIVERS = frozenset({"cuda-configuration", "nccl-refused", "driver-mismatch", "fabric-permission"})
+_OF_A_DRIVER = re.compile(r"driver", re.IGNORECASE)
+_FACTS = "nodes"  # the family of what nodes say of themselves
+FEWEST_OTHERS = 2  # nodes that agree, before a third one is the odd one
+_ODD_FAULTS = frozenset({FaultClass.NCCL_NETWORK, FaultClass.RENDEZVOUS, FaultClass.USER_CODE})
 _UNLIMITED = "memlock-unlimited"
 _OF_LOCKED_MEMORY = re.compile(r"Cannot allocate memory|RLIMIT_MEMLOCK|max locked memory")
 _OWN_DISK = re.compile(r"/tmp\b|/local(?:_?scratch)?\b|/scratch_local\b|/nvme\w*/|/raid\d*/|\btmpfs\b")
@@ -49,11 +54,58 @@ def lone_node(
     A GPU that someone else holds, a full disk of its own, a mount or credentials that it alone has lost;
     a limit on locked memory, where another node says that it has none.
     """
+    if root.signature.fault in _ODD_FAULTS and root.progress is None and _may_be_nodes_own(root):
+        odd = odd_node(sightings, places)
+        if odd is not None:
+            return odd
+        if _is_set_up_here_alone(root, alike, places, sightings):
+            return places.quoted(root, is_root=True).node
     if root.is_mild or not (_is_of_a_machine(root, places) or _is_locked_here_alone(root, places, sightings)):
         return None
     said = [places.quoted(one, is_root=one is root) for one in [root, *alike]]
     nodes = {quoted.node for quoted in said if not quoted.is_guess} - {None}
     return nodes.pop() if len(nodes) == 1 else None
+
+
+def _may_be_nodes_own(root: Sighting) -> bool:
+    """Whether an error at the start is one that a node alone may cause by what is installed on it."""
+    signature = root.signature
+    if signature.fault is FaultClass.USER_CODE:
+        return signature.id in _DRIVERS or signature.family == "nccl"
+    return signature.fault is FaultClass.NCCL_NETWORK
+
+
+def odd_node(sightings: Sequence[Sighting], places: LaunchPlaces) -> str | None:
+    """The one node that has another driver, library, image or network than all others, which agree; None for none."""
+    odd = set()
+    for fact in {one.signature.id for one in sightings if one.signature.family == _FACTS}:
+        values: dict[str, set[str]] = {}
+        for one in sightings:
+            node = one.named.get("node") or places.quoted(one).node
+            if one.signature.id == fact and node is not None:
+                values.setdefault(node, set()).add(one.named["value"])
+        for node, own in values.items():
+            others = [value for other, value in values.items() if other != node]
+            agree = len(others) >= FEWEST_OTHERS and all(value == others[0] for value in others)
+            if agree and not own & others[0]:
+                odd.add(node)
+    return odd.pop() if len(odd) == 1 else None
+
+
+def _is_set_up_here_alone(
+    root: Sighting, alike: Sequence[Sighting], places: LaunchPlaces, sightings: Sequence[Sighting]
+) -> bool:
+    """Whether one node alone says that it is not set up for the network, or its driver not for the program, while
+    others say only that they lost it."""
+    is_driver = root.signature.id in _DRIVERS and _OF_A_DRIVER.search(root.text) is not None
+    if root.signature.id != SETTINGS and not is_driver:
+        return False
+    own = places.quoted(root, is_root=True)
+    said = {places.quoted(one).node for one in alike} - {None}
+    if own.node is None or own.is_guess or not said <= {own.node}:
+        return False
+    others = [one for one in sightings if one.signature.role is not Role.CAUSE and one.signature.family != _FACTS]
+    return len({places.quoted(one).node for one in others} - {None, own.node}) >= FEWEST_OTHERS
 
 
 def _is_of_a_machine(root: Sighting, places: LaunchPlaces) -> bool:

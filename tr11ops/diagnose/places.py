@@ -31,7 +31,7 @@ _DAEMON_LOG = re.compile(
 )
 _OF_DAEMONS = re.compile(rf"(?:^|[._-]){_DAEMONS}(?:[._-]|$)")
 _RANK_HOST = re.compile(  # `rank 37 (host n6, local 5)`, `rank 3 on n7`
-    r"\b[Rr]ank ?#?(?P<rank>\d+),? ?\(?(?:on |at |(?:running )?on (?:host|node) |(?:host|node|hostname)[ =:]+)"
+    r"\b[Rr]ank ?#?(?P<rank>\d+)(?:,|\]:)? ?\(?(?:on |at |(?:running )?on (?:host|node) |(?:host|node|hostname)[ =:]+)"
     r"(?P<node>[A-Za-z][\w.-]*\d[\w-]*)"
 )
 _OWN_HOST = re.compile(
@@ -131,7 +131,8 @@ class LaunchPlaces:
         peer = one.named.get("peer")
         if peer is None or is_this_machine(peer):
             return None
-        return self._names.of_host(peer) or peer
+        short = peer.split(".", maxsplit=1)[0]
+        return self._names.of_host(peer) or (short if short in self._hosts else peer)
 
     def quoted(self, one: Sighting, is_root: bool = False) -> QuotedLine:
         """The line with its place. For the root cause, what the launchers say of the first death counts too."""

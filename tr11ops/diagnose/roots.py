@@ -22,7 +22,7 @@ AGAIN = 5  # seconds in which a warning is repeated where it is more than that
 DAYS = 1
 SECOND = len("MM-DD HH:MM:SS")
 _NO_DEVICE = "invalid device ordinal"
-_OF_A_LOST_GPU = frozenset({"cuda-illegal-access", "cuda-launch-failed", "cuda-library", "cuda-start-oom"})
+_OF_A_LOST_GPU = frozenset({"nan-check", "cuda-illegal-access", "cuda-launch-failed", "cuda-library", "cuda-start-oom"})
 _OF_A_LOST_PEER = frozenset({"nccl-peer", "nccl-connect", "network-slingshot"})
 _SAID_BELOW = {"hub-unavailable": "hub-denied", "nccl-usage": "nccl-same-gpu"}  # whose reason stands in the next lines
 NEXT_LINES = 6
@@ -42,6 +42,9 @@ _ENDS_OF_JOBS = _ORDERED_ENDS | {FaultClass.SLURM_NODE_FAIL, FaultClass.SLURM_US
 _OF_SUBMISSIONS = frozenset({FaultClass.SLURM_SUBMIT, FaultClass.SLURM_AUTH})
 _SUBMITS = re.compile(r"\b(?:sbatch|bsub|qsub)\b|[Jj]ob submission failed|SUBMIT_BATCH_JOB")
 _NEVER_ENDED = re.compile("Kill task failed|NOT ENDING")  # a node that is lost because a job hung
+_TOO_FEW = "ray-resources"
+_TASK_FAILED = "ray-task-error"
+_NAME_TAKEN = "ray-name-taken"
 _NO_PLACE = "kubernetes-no-place"
 KERNELS = "xid"
 _LINK_BACK = "link-back"
@@ -84,6 +87,10 @@ def candidates_of(launches: Sequence[LogLaunch]) -> Candidates:
     left = [one for one in left if not (one.is_retried and _may_fail_once(one) and one.signature.confidence < surest)]
     left = [one for one in left if not _is_closed_by_order(one, left)]
     left = [one for one in left if not _is_of_an_earlier_job(one, left)]
+    left = [one for one in left if not _is_want_of_a_lost_node(one, left)]
+    left = [one for one in left if not _is_of_a_second_try(one, left)]
+    ends_of_files = {launch.file: launch.last_time for launch in launches}
+    left = [one for one in left if not _ended_the_job_before(one, left, ends_of_files)]
     if any(launch.progress is not None for launch in launches):  # a pod that found no place at first has found one
         left = [one for one in left if one.signature.id != _NO_PLACE or one.progress is not None]
     ended = {launch.file: launch.last_time for launch in launches if launch.progress is None}
@@ -174,6 +181,33 @@ def _is_of_an_earlier_job(one: Sighting, left: Sequence[Sighting]) -> bool:
     if one.signature.fault not in _ENDS_OF_JOBS or one.progress is not None:
         return False
     return any(_is_refused_submission(other) and is_before(one, other) for other in left)
+
+
+def _is_want_of_a_lost_node(one: Sighting, left: Sequence[Sighting]) -> bool:
+    """Whether Ray has too few GPUs because it lost a node before, with which there were enough."""
+    if one.signature.id != _TOO_FEW:
+        return False
+    return any(other.signature.fault is FaultClass.SLURM_NODE_FAIL and is_before(other, one) for other in left)
+
+
+def _is_of_a_second_try(one: Sighting, left: Sequence[Sighting]) -> bool:
+    """Whether a task of Ray failed only because what its first try left behind still has its name."""
+    if one.signature.id != _TASK_FAILED:
+        return False
+    taken = [other for other in left if other.signature.id == _NAME_TAKEN]
+    return any(0 < _lines_below(other, one) <= NEXT_LINES for other in taken)
+
+
+def _ended_the_job_before(one: Sighting, left: Sequence[Sighting], ends: Mapping[str, str | None]) -> bool:
+    """Whether it is how the scheduler ended a job, and the log of the next one goes on until a program fails in it."""
+    if one.signature.fault not in _ORDERED_ENDS or one.signature.role is not Role.STOP or one.origin.time is None:
+        return False
+    later = {
+        file for file, end in ends.items()
+        if file != one.file and end is not None and end[:SECOND] > one.origin.time[:SECOND]
+    }  # fmt: skip
+    failed = [other for other in left if other.file in later and other.raised is not None and other.progress is None]
+    return any(other.signature.role is Role.CAUSE and other.signature.confidence >= STRONG for other in failed)
 
 
 def _is_of_an_earlier_day(one: Sighting, left: Sequence[Sighting], end: str | None) -> bool:

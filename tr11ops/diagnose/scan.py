@@ -25,7 +25,7 @@ WRITERS = 64
 LAUNCHES = 40  # the newest ones
 TAIL_BYTES = 256 << 10  # of the steps before the end of a launch
 END_BYTES = 64 << 10
-LAST_BYTES, LAST_LINES = 8 << 10, 5  # in which the time of the end is sought
+LAST_BYTES, LAST_LINES = 8 << 10, 20  # in which the time of the end is sought
 FEW_WORDS = 3  # are sought one by one
 HEAD_BLOCKS, HEAD_BYTES = 4, 256 << 10  # where a trainer names itself before its first step
 SEQUENTIAL_LINES = 3000  # read one by one after a traceback or a report begins
@@ -42,6 +42,12 @@ _ABSURD = "memory-absurd"
 _NEVER_MILD = frozenset(
     {"xid", "replays"}
 )  # a GPU that fell off the bus, or computes wrongly, is but a warning to some
+_SAID_MILDLY = frozenset({"ray-node-dead"})  # by their program's habit
+_OF_THE_PAST = re.compile(  # what is told of an earlier job, or is mended
+    r"\b(?:previous|earlier|former|last) (?:(?:job|run|attempt|launch|try)s? )?(?:\S{1,40} )?(?:had )?"
+    r"(?:failed|died|crashed|ended)\b"
+    r"|\b(?:repaired|replaced|fixed|mended) since\b"
+)
 # Commands, comments, source in boxes and settings name errors and are none.
 _QUOTED = re.compile(
     r"\s*(?:\++ \S|# |#SBATCH\b|\$ |echo |export |declare -x |\u2502|[\w-]+ \.{3,} )"
@@ -249,7 +255,7 @@ class LogScan:
                 progress,
                 raised,
                 _is_retried(text),
-                raised is None and signature.family not in _NEVER_MILD and _MILD.search(text[:LEVEL]) is not None,
+                raised is None and _is_mild(signature, text),
             )
         )
 
@@ -288,6 +294,7 @@ class LogScan:
         if launch.progress is not None:
             launch.steps = tuple(_steps(self._step_block, launch.progress.line_number))
         launch.trainer = self._trainer
+        launch.is_cut = bool(self._before) and not self._before.endswith(b"\n")
         launch.last_time = _last_time(self._before)
         self._step_block = self._before = b""
         self._begin = self._start_of_line
@@ -321,6 +328,15 @@ class LogScan:
         """What this launch said last, up to the end of the line at an offset: it may have begun in earlier blocks."""
         here = block[max(self._begin, at - TAIL_BYTES) : _line_end(block, at)]
         return here if len(here) >= TAIL_BYTES else (self._before + here)[-TAIL_BYTES:]
+
+
+def _is_mild(signature: FaultSignature, text: str) -> bool:
+    """Whether a line calls itself a warning, or less, or tells of what is over."""
+    if _OF_THE_PAST.search(text):
+        return True
+    if signature.family in _NEVER_MILD or signature.id in _SAID_MILDLY:
+        return False
+    return _MILD.search(text[:LEVEL]) is not None
 
 
 def _signature_with(matcher: Matcher, name: str) -> FaultSignature:

@@ -96,6 +96,7 @@ class LogLaunch:
     world_size: int | None = None
     is_sure: bool = True  # whether a line says that it began here
     said_hosts: set[str] = field(default_factory=set)  # on which it says that it runs
+    is_cut: bool = False  # whether its last line has no end
     trainer: str | None = None  # the dialect of its steps, or of the trainer that the log names
 
     def has_overcome(self, one: Sighting) -> bool:

@@ -16,8 +16,11 @@ from tr11ops.diagnose.signature import FaultClass, NextStep, NodeBlame, Role
 
 _JOINED: Final = "members-joined"
 _STARTED: Final = "members-started"
+_NOT_PLACED: Final = "ray-not-placed"
 _MEMBERS: Final = re.compile(r"\b(?P<joined>\d+) ?(?:/|of) ?(?P<members>\d+) (?:\w+ )?joined")
 _TOO_FEW: Final = "all processes that the launcher starts had come: it starts fewer than the program waits for"
+_NO_ROOM: Final = "Ray found no room for all that the program asks for: fewer GPUs are free than it needs"
+_AGAIN: Final = 2  # times that it says so: at first it may only be about to place them
 _PREPARES: Final = "data-preparation"
 _PREPARED: Final = "data-prepared"
 _NEAR_END = 30  # lines in which a log ends that tells of a wait and of nothing else
@@ -37,8 +40,9 @@ def explained(root: Sighting | None, launch: LogLaunch) -> Sighting | None:
         return root
     if root is None or (root.signature.role is Role.STOP and root.signature.fault in _ORDERS):
         return _fewer_than_expected(launch, root) or root
-    if root.signature.fault is FaultClass.RENDEZVOUS and _never_started(launch):
-        return replace(root, signature=replace(root.signature, step=NextStep.FIX_CONFIG, meaning=_TOO_FEW))
+    why = _never_came(launch) if root.signature.fault is FaultClass.RENDEZVOUS else ""
+    if why:
+        return replace(root, signature=replace(root.signature, step=NextStep.FIX_CONFIG, meaning=why))
     is_symptom = root.signature.role is Role.SYMPTOM
     is_wait = root.signature.fault is FaultClass.RENDEZVOUS or (is_symptom and root.signature.fault in _WAITS)
     if is_wait and not root.signature.own and _waits_for_data(root, launch):
@@ -72,10 +76,19 @@ def _fewer_than_expected(launch: LogLaunch, root: Sighting | None) -> Sighting |
     return replace(said[-1], signature=signature, is_mild=False)
 
 
+def _never_came(launch: LogLaunch) -> str:
+    """Why not all came that the program waits for, where the log says that they cannot come; "" where it does not."""
+    if launch.counts.get(_NOT_PLACED, 0) >= _AGAIN:
+        return _NO_ROOM
+    return _TOO_FEW if _never_started(launch) else ""
+
+
 def _never_started(launch: LogLaunch) -> bool:
     """Whether all came that the launcher says it starts, and they wait for more."""
     started = {int(one.named["started"]) for one in launch.sightings if one.signature.id == _STARTED}
     joined = [_MEMBERS.search(one.text) for one in launch.sightings if one.signature.fault is FaultClass.RENDEZVOUS]
+    newest = [one for one in launch.sightings if one.signature.id == _JOINED][-1:]
+    joined += [re.search(r"\b(?P<joined>\d+) ?/ ?(?P<members>\d+)\b", one.text) for one in newest]
     return any(
         found is not None and int(found["joined"]) in started and int(found["joined"]) < int(found["members"])
         for found in joined

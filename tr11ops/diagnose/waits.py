@@ -11,7 +11,11 @@ from tr11ops.diagnose.signature import FaultClass, Restart
 _STUCK = re.compile(r"\bRank (?P<rank>\d+)\] .{0,120}\bWorkNCCL\(SeqNum=(?P<number>\d+), OpType=(?P<operation>\w+)")
 _GROUP = re.compile(r"\bPG (?:ID )?(?P<group>\w+)\b")
 _EVERY_RANK = "0"  # the number of the group that all ranks are of; others have other members on other ranks
+_ENQUEUED = re.compile(
+    r"\bRank (?P<rank>\d+)\] +failure detected by watchdog.{0,60}last enqueued work: (?P<number>\d+)"
+)
 _WAITED = re.compile(r"(?:client socket has t|T)imed out after (?P<wait>\d+) ?(?P<unit>m?s)")
+WITNESSES = 2  # others who agree
 LONG_SECONDS = 1800  # who is only late, as a machine that boots, comes sooner
 
 
@@ -58,3 +62,13 @@ def stuck_ranks(texts: Sequence[str]) -> list[Stuck]:
         rank = int(found["rank"])
         first.setdefault(rank, Stuck(rank, int(found["number"]), found["operation"], group is not None))
     return list(first.values())
+
+
+def rank_behind(texts: Sequence[str]) -> int | None:
+    """The one rank that its watchdog saw begin fewer collectives than all others did, which agree; None for none."""
+    begun = {int(found["rank"]): int(found["number"]) for text in texts if (found := _ENQUEUED.search(text))}
+    if len(begun) <= WITNESSES:
+        return None
+    most = max(begun.values())
+    behind = [rank for rank, number in begun.items() if number < most]
+    return behind[0] if len(behind) == 1 else None

@@ -46,7 +46,12 @@ def test_classes_lines_and_no_false_certainty(labels: str) -> None:
 
 @pytest.mark.parametrize(
     ("author", "count", "most"),
-    [("one", 91, Most(3, 4, 0, 3)), ("two", 75, Most(2, 1, 1, 1)), ("three", 70, Most(2, 5, 0, 0))],
+    [
+        ("one", 91, Most(3, 4, 0, 3)),
+        ("two", 75, Most(2, 1, 1, 1)),
+        ("three", 70, Most(2, 5, 0, 0)),
+        ("four", 104, Most(4, 5, 1, 3)),
+    ],
 )
 def test_incidents_of_a_stranger_with_nodes_and_restarts(author: str, count: int, most: Most) -> None:
     """Class, line, who and restart of incidents of several files each; what they are now, they stay at least."""

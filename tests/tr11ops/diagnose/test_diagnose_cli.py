@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -58,3 +60,17 @@ def test_exit_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert execute(["diagnose", "--job", "7", str(clean)]) == 2
     said = capsys.readouterr().err
     assert "the compressed file is damaged" in said and "does not exist" in said and "is a folder" in said
+
+
+@pytest.mark.parametrize(("hours", "restart"), [(0, "none"), (5, "unknown")])
+def test_a_log_that_ends_on_a_step_is_told_by_how_long_ago_it_was_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], hours: int, restart: str
+) -> None:
+    path = tmp_path / "train.log"
+    path.write_text("".join(f"2026-03-04 10:0{minute}:00 step {minute} loss 2.{9 - minute}\n" for minute in range(9)))
+    written = time.time() - 3600 * hours
+    os.utime(path, (written, written))
+    assert execute(["diagnose", "--json", str(path)]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["verdict"], document["restart"]["answer"]) == ("unknown", restart)
+    assert ("cannot be told from here" in document["explanation"]) == bool(hours)
