@@ -268,7 +268,7 @@ def test_missing_programs_are_said_before_anything_is_made(home: Path, monkeypat
 
 def test_too_little_memory_is_said_before_anything_is_started(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TwinPlan, "memory_needed_megabytes", property(lambda plan: 10**9))
-    with pytest.raises(TwinError, match=r"2 nodes need 1000000000 MB of memory .* fewer --nodes"):
+    with pytest.raises(TwinError, match=r"2 nodes need 1000000000 MB of memory, .* fewer --nodes"):
         Twin.up(SMALL, home)
     assert list(home.iterdir()) == []
 

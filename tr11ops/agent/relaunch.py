@@ -169,7 +169,8 @@ def _next(history: Sequence[FailedLaunch], situation: AllocationState) -> Decisi
     suspected = {node for outcome in history if outcome.kind in _SWAPPED for node in outcome.suspects}
     if last.older is not None:
         suspected |= set(last.suspects)
-    wary = replace(situation, suspected=situation.suspected | suspected)
+    # among suspects the one that was named first comes back first, whatever else is on record of them
+    wary = replace(situation, suspected=situation.suspected | suspected, reluctant=situation.reluctant | suspected)
     kept = [node for node in last.nodes if node not in suspected]
     others = [node for node in situation.usable if node not in last.suspects]
     again = _choose(wary, dict.fromkeys((*kept, *others)), avoid=blamed)

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from msgspec import to_builtins
-
 from trainer.checkpoint.fingerprint import Fingerprint
+from trainer.contract.documents import document
 from trainer.contract.errors import CheckpointError
 from trainer.contract.files import write_json
 from trainer.contract.record import Record
@@ -85,7 +84,7 @@ class DumpRecord(Record):
 
     def write(self, path: Path) -> None:
         """Write the companion whole or not at all. Raises OSError."""
-        value = to_builtins(self)
+        value = document(self)
         del value["folder"]
         for shown, record in zip(value["parameters"], self.parameters, strict=True):
             shown["numbers"] = record.numbers.document()
