@@ -126,12 +126,11 @@ def _tell_node_0(
     context: RunContext, options: tuple[int | None, int | None, str | None], seconds: float, error: CardError
 ) -> None:
     """Where this is another node than 0 and its card is refused: node 0 must not wait for it."""
-    from dataclasses import asdict
-
     from tr11ops import __version__
     from tr11ops.agent.join import Joining, tell_refusal
     from tr11ops.agent.peers import Newcomer
     from tr11ops.agent.rendezvous import LARGEST_COUNT
+    from trainer.contract.documents import document
     from trainer.contract.files import host_name
 
     try:
@@ -142,7 +141,7 @@ def _tell_node_0(
     if rendezvous is None or rendezvous.rank == 0 or paths is None:
         return
     say(f"tr11: the card is refused here: telling node 0 at {rendezvous.master}")
-    hello = asdict(Newcomer(rendezvous.nodes, rendezvous.rank, host_name(), __version__, {}))
+    hello = document(Newcomer(rendezvous.nodes, rendezvous.rank, host_name(), __version__, {}))
     hello["unable"] = f"its card is refused: {error.problems[0]}"
     if not tell_refusal(Joining(rendezvous, paths, hello, os.environ, min(seconds, TELL_SECONDS))):
         say(f"tr11: node 0 at {rendezvous.master} was not met: end it by hand if it waits")
@@ -158,16 +157,15 @@ def _environment(card: RunCard) -> dict[str, str]:
 
 def _join(card: RunCard, rendezvous: Rendezvous, seconds: float, until_finished: bool) -> int:
     """Run the part of a node other than 0; what is checked of the run is checked on node 0, this node's health here."""
-    from dataclasses import asdict
-
     from tr11ops import __version__
     from tr11ops.agent.join import Joining, join
     from tr11ops.agent.node_gpus import claim_gpus
     from tr11ops.agent.peers import Newcomer
+    from trainer.contract.documents import document
     from trainer.contract.files import host_name
 
     os.umask(os.umask(0) & ~0o070)
-    hello = asdict(Newcomer(rendezvous.nodes, rendezvous.rank, host_name(), __version__, resolved_card(card)))
+    hello = document(Newcomer(rendezvous.nodes, rendezvous.rank, host_name(), __version__, resolved_card(card)))
     try:
         environment, claims = claim_gpus(card.slurm.gpus_per_node, _environment(card))
     except RuntimeError as error:

@@ -6,11 +6,14 @@ whole line are those of the local file, and the hub's digest is found again from
 
 from __future__ import annotations
 
+import copy
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
+
+from msgspec.structs import replace
 
 from tr11ops.base.word_search import WordSearch
 from tr11ops.hub.whole_records import FOOTER, HEADER, Read, RecordWindow, masked_crc
@@ -91,7 +94,8 @@ class MaskSearch:
             self._records(read, end)
         else:
             self._lines(read, end)
-        rest = replace(self, is_events=False)  # what is no record, or not yet, is looked at as text
+        rest = copy.copy(self)
+        rest.is_events = False  # what is no record, or not yet, is looked at as text
         rest._lines(read, end)
         if rest.position < end:
             rest.take(read(rest.position, end - rest.position))

@@ -5,11 +5,11 @@ A file that only grew is hashed from where the last look of this process ended; 
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import os
 import stat
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +140,7 @@ class RunningDigests:
         """Remember the digest of the first `length` bytes."""
         tail = min(length, HEAD_BYTES)
         ending = read(length - tail, tail)
-        self._known[file.path] = _Hashed(file.stamp.inode, length, ending, masks, digest.copy(), replace(search))
+        self._known[file.path] = _Hashed(file.stamp.inode, length, ending, masks, digest.copy(), copy.copy(search))
 
 
 def measure(
@@ -203,7 +203,7 @@ def _of_longer(file: LocalFile, remote: HubFile | None, end: int, read: Read, ru
     """A file that is not shorter than the hub's, or that the hub has not."""
     known = None if remote is None else running.resume(file, remote, read)
     if known is not None and end >= known.length:
-        search = replace(known.search)
+        search = copy.copy(known.search)
         masks = search.until(read, end)
         if before(masks, known.length) == known.masks:
             digest = _digest(file, read, known.digest.copy(), known.length, end, masks)

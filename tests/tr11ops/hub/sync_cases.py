@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import struct
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-
-from msgspec.structs import replace
 
 from tr11ops.hub.base import Repository
 from tr11ops.hub.client import Hub
