@@ -25,7 +25,7 @@ The exit code is 1 (needs a person), or the one that stands beside the name.
         ChainBusy
       ArraySyntaxError  2
       HostlistError  2
-      NoPartition
+      NoPartition  2
       TableError
     nodes and the watchdog
       NodeNameError  2
