@@ -7,6 +7,7 @@ from typing import Any
 
 from tr11ops.agent.changes import MOST_LINES, changes_since_last
 from tr11ops.rundir.software import CodeIdentity
+from trainer.contract.documents import document
 from trainer.contract.files import write_json
 from trainer.contract.paths import RunPaths
 
@@ -44,13 +45,13 @@ def test_another_commit_and_other_changes_to_it_are_told(tmp_path: Path) -> None
     edited = CodeIdentity("/code", "a" * 40, "work", ("x.py",), 1, "f" * 64, "code.diff")
     now = {"start": 30.0, "nodes": ["n1", "n2"], "python": "3.11.2", "versions": {"torch": "2.1", "driver": "550"}}
     begun(paths, "9", 10.0, CARD)
-    assert changes_since_last(paths, "30", {**now, "code": first.document()}, CARD) == []  # the last one recorded less
-    begun(paths, "20", 20.0, CARD, code=first.document(), versions={"torch": "2.1", "driver": "535"})
-    assert changes_since_last(paths, "30", {**now, "code": edited.document()}, CARD) == [
+    assert changes_since_last(paths, "30", {**now, "code": document(first)}, CARD) == []  # the last one recorded less
+    begun(paths, "20", 20.0, CARD, code=document(first), versions={"torch": "2.1", "driver": "535"})
+    assert changes_since_last(paths, "30", {**now, "code": document(edited)}, CARD) == [
         "since attempt 20: version of driver: 535 -> 550",
         "since attempt 20: code: work aaaaaaaaaa -> work aaaaaaaaaa with 1 changed file (ffffffff); see code.diff",
     ]
-    unknown = CodeIdentity(why="git is not installed on this machine").document()
+    unknown = document(CodeIdentity(why="git is not installed on this machine"))
     assert changes_since_last(paths, "30", {**now, "code": unknown}, CARD)[1].endswith(
         "-> not known: git is not installed on this machine"
     )

@@ -40,6 +40,7 @@ from tr11ops.report.series import (
 from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.rundir.software import CodeIdentity
+from trainer.contract.documents import document
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.files import write_json
 from trainer.contract.metrics_record import parse_record
@@ -159,7 +160,7 @@ def test_the_code_of_each_attempt_is_told(directory: RunDirectory) -> None:
     path = directory.paths.attempt("12") / "attempt.json"
     code = CodeIdentity("/code", "ab" * 20, "work", ("x.py",), 1, "f" * 64, "code.diff")
     since = ["since attempt 11: code: work 1234567890 -> work ababababab with 1 changed file (ffffffff)"]
-    write_json(path, {**json.loads(path.read_text()), "code": code.document(), "versions": {"torch": "2.13"},
+    write_json(path, {**json.loads(path.read_text()), "code": document(code), "versions": {"torch": "2.13"},
                       "changes": since})  # fmt: skip
     words = words_of(page_text(directory))
     part = words[words.index("Which code ran") :]
