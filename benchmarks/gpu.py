@@ -43,7 +43,7 @@ from trainer.config.kernel_choice import choose_kernel
 from trainer.contract.attempt import AttemptIdentity
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
-from trainer.contract.requests import ProfileAsk, RequestAnswer
+from trainer.contract.requests import Request, RequestAnswer
 from trainer.debug.profile import StepProfiler
 from trainer.engine import Engine, init_distributed
 from trainer.model.dropout_mask import draw_seed, is_kept, least_kept, scale_of_kept
@@ -295,7 +295,7 @@ def profiled(device: torch.device) -> Iterator[Row]:
         paths = RunPaths(Path(folder), "gpu", "main", "")
         profiler = StepProfiler(paths, AttemptIdentity("1", 1, paths.stop_request("1")), (0, 1), device)
         engine, _ = trained(card(small()), device, 1)
-        profiler.start(ProfileAsk(1, 2, 0), 1)
+        profiler.start(Request("profile", id=1, steps=2, rank=0), 1)
         for number in (2, 3):
             step(engine, number)
             profiler.after_step(number)
