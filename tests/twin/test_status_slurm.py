@@ -146,7 +146,7 @@ def test_a_drained_node_that_is_in_use_is_shown(run: Run, twin: Twin) -> None:
         seen, verdict = run.wait(lambda seen, _: bool(leaving_nodes(seen)))
         status = status_of(seen, detect_all(seen), verdict)
         [node] = status.leaving_nodes
-        assert node.node == used and "drain" in node.states and node.why.startswith("memory")
+        assert node.name == used and "drain" in node.states and node.reason.startswith("memory")
         assert any(f"{used} leaves when its job ends" in text for _, text, _ in nodes(status))
     finally:
         control(twin, f"nodename={used}", "state=resume")
