@@ -113,7 +113,7 @@ def test_a_checkpoint_of_very_many_faults_is_told_in_short(shelf: Shelf) -> None
     value["files"] += [{"path": f"weights/{number}", "bytes": 1, "digest": ""} for number in range(1000)]
     (place / "manifest.json").write_text(json.dumps(value))
     (row,) = list_rows(shelf.folder, None)
-    assert len(row.faults) == FAULTS_KEPT and row.faults[-1] == f"and {1000 - FAULTS_KEPT + 1} files more"
+    assert len(row.faults) == FAULTS_KEPT and row.faults[-1] == f"and {1000 - FAULTS_KEPT + 1} more files"
 
 
 def test_folders_beside_them(shelf: Shelf) -> None:
