@@ -7,7 +7,7 @@ from functools import partial as bind
 from pathlib import Path
 from typing import Any, TypeVar
 
-from msgspec import field, to_builtins
+from msgspec import field
 from msgspec.structs import replace
 
 from tr11ops.base.observed import Observed, Unknown, known, observed
@@ -20,6 +20,7 @@ from tr11ops.rundir.clocks import Clocks
 from tr11ops.rundir.copies import CopyRecord, read_copies
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name, read_latest
+from trainer.contract.documents import document
 from trainer.contract.origin import Origin
 from trainer.contract.record import Record
 from trainer.contract.resumable import ResumeNeed
@@ -58,7 +59,7 @@ class CatalogueEntry(CheckpointRow):
 
     def document(self) -> dict[str, Any]:
         """The checkpoint as JSON values; `digests` is null where it was never read."""
-        return {**to_builtins(self), "complete": self.complete}
+        return {**document(self), "complete": self.complete}
 
 
 class Catalogue(Record):

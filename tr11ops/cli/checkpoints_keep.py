@@ -6,7 +6,6 @@ import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from msgspec import to_builtins
 from msgspec.structs import replace
 
 from tr11ops.base.errors import PruneBusy, Refusal
@@ -263,10 +262,10 @@ def _document(catalogue: Catalogue) -> dict[str, Any]:
         "latest": catalogue.latest,
         "fault": catalogue.fault,
         "checkpoints": [entry.document() for entry in catalogue.checkpoints],
-        "aside": [to_builtins(quarantined) for quarantined in catalogue.quarantined],
+        "aside": [document(quarantined) for quarantined in catalogue.quarantined],
         "loading": catalogue.uses.loading,
         "doubts": list(catalogue.read_errors),
-        "origin": None if origin is None else to_builtins(origin),
+        "origin": None if origin is None else document(origin),
     }
 
 

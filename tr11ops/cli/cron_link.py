@@ -88,8 +88,9 @@ class WatchedCell(Record):
 
 
 def watched_cells(card: RunCard, path: Path, way: str, must_end: StopEvent) -> Iterator[WatchedCell]:
-    """The launched cells of every study that was planned from this card, found anew. One that is damaged is left out.
+    """The launched cells of every study that was planned from this card; one that is damaged is left out.
 
+    They are looked for each time.
     A cell is watched by `pulse` alone, which only tells: what goes on in a study is decided by `tr11 sweep resume`.
     It has no archive and no hub (its card is planned without), and the rest would come once for each cell, of the same
     disks and nodes.
@@ -118,7 +119,7 @@ def watched_cells(card: RunCard, path: Path, way: str, must_end: StopEvent) -> I
 def run_rounds(cron_context: CronContext, jobs: tuple[PeriodicJob, ...], forced: bool = False) -> tuple[CronRound, ...]:
     """Run what is due, or all of it. A signal ends what runs, which is recorded, and starts nothing more."""
     with obeying(lambda _: cron_context.must_end.set()):
-        return tuple(run_job(cron_context, job, forced=True) for job in jobs) if forced else run_due(cron_context, jobs)
+        return _rounds(cron_context, jobs, forced)
 
 
 def run_cell_rounds(cells: Iterable[WatchedCell], forced: bool = False) -> Iterator[tuple[str, CronRound]]:
@@ -126,13 +127,14 @@ def run_cell_rounds(cells: Iterable[WatchedCell], forced: bool = False) -> Itera
     for cell in cells:
         if cell.context.must_end.is_set():
             return
-        rounds = (
-            tuple(run_job(cell.context, job, forced=True) for job in cell.jobs)
-            if forced
-            else run_due(cell.context, cell.jobs)
-        )
-        for done in rounds:
+        for done in _rounds(cell.context, cell.jobs, forced):
             yield cell.name, done
+
+
+def _rounds(cron_context: CronContext, jobs: tuple[PeriodicJob, ...], forced: bool) -> tuple[CronRound, ...]:
+    if forced:
+        return tuple(run_job(cron_context, job, forced=True) for job in jobs)
+    return run_due(cron_context, jobs)
 
 
 def exit_code(done: CronRound) -> int:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from msgspec import to_builtins
-
+from trainer.contract.documents import document
 from trainer.contract.record import Record
 
 CurveUnit = Literal["iterations", "samples", "tokens"]
@@ -69,7 +68,7 @@ class CurveRange(Record):
     def document(self) -> dict[str, object]:
         """As JSON values; null where it is open."""
         ends = {"from": self.first, "to": self.last}
-        return {name: None if place is None else to_builtins(place) for name, place in ends.items()}
+        return {name: None if place is None else document(place) for name, place in ends.items()}
 
 
 WHOLE = CurveRange()

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tr11ops.cluster.base import Job
 from tr11ops.cluster.parts import array_number
 from tr11ops.cluster.pending_reasons import Cause, reason_of_job
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.detect.nodes_left import usable_nodes
+from tr11ops.detect.nodes_left import fewer_spares, usable_nodes
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Snapshot
 
@@ -24,7 +23,9 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     for job in snapshot.pending_jobs:
         row = reason_of_job(job)
         if row.cause is Cause.REQUEST:
-            short = _is_for_want_of_nodes(snapshot, job)
+            usable = usable_nodes(snapshot, job.partition)
+            is_short = job.reason.startswith("BadConstraints") and usable is not None and job.node_count > usable
+            spares = fewer_spares(snapshot, usable) if is_short else ""
             evidence = (row.meaning, *((f"dependency: {job.dependency}",) if job.dependency else ()))
             yield Finding(
                 NAME,
@@ -32,20 +33,6 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
                 f"job {job.job_id} can never start: {job.reason}",
                 subject=array_number(job),
                 evidence=evidence,
-                fix=_with_fewer_spares(snapshot, job) or derived.command(snapshot, "launch --repair"),
-                fault=WANT_OF_NODES if short else "",
+                fix=derived.command(snapshot, f"launch --replace {spares}" if spares else "launch --repair"),
+                fault=WANT_OF_NODES if is_short else "",
             )
-
-
-def _is_for_want_of_nodes(snapshot: Snapshot, job: Job) -> bool:
-    """Whether it asks for more nodes than can be used: the scheduler's word for it is that it can never start."""
-    usable = usable_nodes(snapshot, job.partition)
-    return job.reason.startswith("BadConstraints") and usable is not None and job.node_count > usable
-
-
-def _with_fewer_spares(snapshot: Snapshot, job: Job) -> str:
-    """The command that queues it with as many spares as there are; "" where that is not what it lacks, or none fits."""
-    usable, training = usable_nodes(snapshot, job.partition), snapshot.run.nodes
-    if not _is_for_want_of_nodes(snapshot, job) or usable is None or training is None or training > usable:
-        return ""
-    return derived.command(snapshot, f"launch --replace --set slurm.spare_nodes={usable - training}")

@@ -23,9 +23,9 @@ NEEDS = ("jobs", "steps", "training.events")
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """More than 10 times its median on two consecutive lines: a single line is noise. Looks at the last 50."""
     steps, facts = known(snapshot.steps, ()), snapshot.run.training
-    seen = series.recent_highs(steps, lambda record: record.grad_norm, facts.gradient_factor, facts.window)
-    undone = series.undone_lines(snapshot)
-    highs = tuple(high for high in seen if high.index not in undone)
+    highs = series.not_undone(
+        snapshot, series.recent_highs(steps, lambda record: record.grad_norm, facts.gradient_factor, facts.window)
+    )
     pairs = [(one, two) for one, two in pairwise(highs) if two.index == one.index + 1]
     if not pairs or not snapshot.active_jobs:
         return

@@ -27,8 +27,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """
     steps, facts = known(snapshot.steps, ()), snapshot.run.training
     seen = series.recent_highs(steps, lambda record: record.lm_loss, facts.loss_factor, facts.window)
-    undone = series.undone_lines(snapshot)
-    highs = tuple(high for high in seen if high.index not in undone)
+    highs = series.not_undone(snapshot, seen)
     if not snapshot.active_jobs:
         return
     if not highs:

@@ -173,6 +173,15 @@ def usable_nodes(snapshot: Snapshot, partition: str = "") -> int | None:
     return sum(node.is_usable and node.name not in excluded for node in nodes)
 
 
+def fewer_spares(snapshot: Snapshot, usable: int | None) -> str:
+    """The option for an attempt with as many spares as `usable` nodes leave; "" where those that train do not fit, or
+    where that is not known."""
+    training = snapshot.run.nodes
+    if usable is None or training is None or training > usable:
+        return ""
+    return f"--set slurm.spare_nodes={usable - training}"
+
+
 def exclusion_limit(snapshot: Snapshot) -> ExclusionLimit | None:
     """How many nodes may be excluded by the card; None where that cannot be told."""
     needed = needed_nodes(snapshot)

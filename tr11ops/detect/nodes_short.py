@@ -7,7 +7,14 @@ from collections.abc import Iterator
 from tr11ops.base.observed import Unknown, known
 from tr11ops.base.units import counted, first_few
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.detect.nodes_left import needed_next, nodes_of_partition, partition_of, take_back, usable_nodes
+from tr11ops.detect.nodes_left import (
+    fewer_spares,
+    needed_next,
+    nodes_of_partition,
+    partition_of,
+    take_back,
+    usable_nodes,
+)
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.rundir.exclusion import Exclusion
@@ -42,11 +49,10 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     evidence += [f"not usable: {first_few(gone, NAMES_SHOWN)}"] if gone else []
     evidence += [f"excluded by the run: {first_few(kept_off, NAMES_SHOWN)}"] if kept_off else []
     fewer = _with_fewer_spares(snapshot, usable)
-    evidence += (
-        ["what is queued starts by itself when its nodes are back; the command queues it with fewer spares"]
-        if fewer
-        else []
-    )
+    if fewer:
+        evidence.append(
+            "what is queued starts by itself when its nodes are back; the command queues it with fewer spares"
+        )
     trains = bool(snapshot.active_jobs)
     is_closed = derived.closed_by_site(snapshot) is not None
     need, further = counted(needed, "is", "are"), "further " if trains else ""
@@ -63,10 +69,10 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
 def _with_fewer_spares(snapshot: Snapshot, usable: int) -> str:
     """The command that queues the waiting attempts again with as many spares as there are; "" where those that train
     would not fit, or where nothing of the run's waits that may start now."""
-    training = snapshot.run.nodes
+    spares = fewer_spares(snapshot, usable)
     is_closed = derived.some_wait_for_site(snapshot) or derived.stop_of(snapshot) is not None
-    if training is None or training > usable or snapshot.active_jobs or is_closed:
+    if not spares or snapshot.active_jobs or is_closed:
         return ""
     if not derived.some_wait_for_nodes(snapshot) and not any(map(derived.is_dead, snapshot.pending_jobs)):
         return ""
-    return derived.command(snapshot, f"launch --replace --set slurm.spare_nodes={usable - training}")
+    return derived.command(snapshot, f"launch --replace {spares}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from statistics import median
 
 from tr11ops.base.observed import known
@@ -52,7 +52,13 @@ def recent_highs(
     return tuple(found)
 
 
-def undone_lines(snapshot: Snapshot) -> frozenset[int]:
+def not_undone(snapshot: Snapshot, highs: Iterable[High]) -> tuple[High, ...]:
+    """Those of the highs that no person's roll-back has undone."""
+    undone = _undone_lines(snapshot)
+    return tuple(high for high in highs if high.index not in undone)
+
+
+def _undone_lines(snapshot: Snapshot) -> frozenset[int]:
     """Indices of the lines that a person's roll-back has undone: what they showed, that person knew."""
     steps, undone = known(snapshot.steps, ()), set[int]()
     for event in derived.standing_rollbacks(snapshot):

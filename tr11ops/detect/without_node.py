@@ -6,7 +6,7 @@ import shlex
 
 from tr11ops.base.observed import known
 from tr11ops.base.units import counted
-from tr11ops.detect.nodes_left import excluded_nodes, exclusion_limit, needed_next, usable_nodes
+from tr11ops.detect.nodes_left import excluded_nodes, exclusion_limit, fewer_spares, needed_next, usable_nodes
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Snapshot
 
@@ -27,7 +27,7 @@ def start_again(snapshot: Snapshot, node: str) -> tuple[str, ...]:
         return ()
     reason = shlex.quote(f"to go on without {node}")
     stop = derived.command(snapshot, f"kill --wait --reason {reason}")
-    spares = _fewer_spares(snapshot, node)
+    spares = _spares_without(snapshot, node)
     if not spares:
         return stop, *derived.go_on(snapshot)
     if snapshot.pending_jobs:
@@ -54,9 +54,9 @@ def _left_without(snapshot: Snapshot, node: str) -> int | None:
     return usable - is_counted
 
 
-def _fewer_spares(snapshot: Snapshot, node: str) -> str:
+def _spares_without(snapshot: Snapshot, node: str) -> str:
     """The option for an attempt with the spares that are left without this node; "" where all are, or none fits."""
-    left, training, needed = _left_without(snapshot, node), snapshot.run.nodes, needed_next(snapshot)
-    if left is None or training is None or needed is None or not training <= left < needed:
+    left, needed = _left_without(snapshot, node), needed_next(snapshot)
+    if left is None or needed is None or left >= needed:
         return ""
-    return f"--set slurm.spare_nodes={left - training}"
+    return fewer_spares(snapshot, left)

@@ -1,7 +1,7 @@
 """What a client of a file system tells of the next time. Pure.
 
 A server that drops a client takes it back by itself, mostly in seconds. Where the client's own log is there, a later
-line says so. An error that the server's own disks gave comes again until they are mended.
+line says so. An error that the server's own disks gave comes again until they are repaired.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ _NEVER_MILD = frozenset(
     {"xid", "replays"}
 )  # a GPU that fell off the bus, or computes wrongly, is but a warning to some
 _SAID_MILDLY = frozenset({"ray-node-dead"})  # by their program's habit
-_OF_THE_PAST = re.compile(  # what is told of an earlier job, or is mended
+_OF_THE_PAST = re.compile(  # what is told of an earlier job, or is repaired
     r"\b(?:previous|earlier|former|last) (?:(?:job|run|attempt|launch|try)s? )?(?:\S{1,40} )?(?:had )?"
     r"(?:failed|died|crashed|ended)\b"
     r"|\b(?:repaired|replaced|fixed|mended) since\b"

@@ -172,7 +172,7 @@ def queue_coverage_seconds(snapshot: Snapshot, only_sure: bool = False) -> float
     """Training time that the running task and the queued ones still hold; None where it cannot be told.
 
     A task that may have lost the node of its batch script holds none: it ends with its trainers. `only_sure` leaves out
-    what waits for the site, or for nodes that can be used (see `no_cover`).
+    tasks that wait for the site, or for nodes that can be used (see `no_cover`).
     """
     if isinstance(snapshot.jobs, Unknown):
         return None

@@ -7,9 +7,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from msgspec import to_builtins
-
 from tr11ops.base.errors import TwinError
+from trainer.contract.documents import document
 from trainer.contract.record import Record
 
 UNIX_SOCKET_PATH_LIMIT = 107  # bytes of sun_path in sockaddr_un, less the closing zero
@@ -106,8 +105,7 @@ class TwinPlan(Record):
 
     def to_json(self) -> dict[str, Any]:
         """As plain values, for the twin's record."""
-        document: dict[str, Any] = to_builtins(self)
-        return document
+        return document(self)
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> TwinPlan:

@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
-from msgspec import to_builtins
-
+from trainer.contract.documents import document
 from trainer.contract.errors import DataMismatch
 from trainer.contract.record import Record
 
@@ -76,7 +75,7 @@ class DataRecord(Record):
         return {
             "facts": dict(self.facts),
             "samples": [list(sample) for sample in self.samples],
-            "sets": [to_builtins(one) for one in self.sets],
+            "sets": [document(one) for one in self.sets],
         }
 
     @classmethod

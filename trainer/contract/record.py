@@ -4,8 +4,8 @@
         name: str
         jobs: tuple[str, ...] = ()
 
-A record is made, compared, hashed, copied and pickled by its fields. It is read from JSON by its annotations
-(`trainer.contract.documents`) and written by `msgspec.to_builtins`; `msgspec.structs` has `replace` and `fields`.
+A record is made, compared, hashed, copied and pickled by its fields. `trainer.contract.documents` reads it from JSON by
+its annotations, and writes it; `msgspec.structs` has `replace` and `fields`.
 `Finite`, `Amount` and `Count` are numbers whose range is checked as they are read.
 A class of msgspec is defined in the thirtieth part of the time of a dataclass, and a command imports hundreds.
 A record with a `cached_property` is declared with `dict=True`.

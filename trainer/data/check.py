@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import to_builtins
 
+from trainer.contract.documents import document
 from trainer.contract.errors import DataError
 from trainer.contract.record import Record
 from trainer.data.check_rules import DocumentLimits, find_storms, outside
@@ -320,7 +320,7 @@ def _duplicate(sources: tuple[str, ...], first: tuple[int, int], others: tuple[t
 
 def as_result(report: CheckReport) -> dict[str, Any]:
     """The report as one JSON object."""
-    return {"clean": report.clean, **json.loads(json.dumps(to_builtins(report)))}
+    return {"clean": report.clean, **json.loads(json.dumps(document(report)))}
 
 
 def describe_check(result: dict[str, Any]) -> str:

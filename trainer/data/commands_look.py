@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from msgspec import to_builtins
-
+from trainer.contract.documents import document
 from trainer.contract.errors import DataError, DataUsageError
 from trainer.data.check import as_result, check_pairs, check_raw, describe_check
 from trainer.data.check_rules import DocumentLimits
@@ -82,7 +81,7 @@ def add_commands(commands: Commands) -> None:
 def show_pair(options: argparse.Namespace) -> dict[str, Any]:
     """Describe a pair."""
     tokenizer = load_tokenizer(options.tokenizer) if options.tokenizer is not None else None
-    return to_builtins(inspect_pair(options.prefix, tokenizer, options.sequences))
+    return document(inspect_pair(options.prefix, tokenizer, options.sequences))
 
 
 def _inspection(result: dict[str, Any]) -> str:
@@ -159,7 +158,7 @@ def show_text(options: argparse.Namespace) -> dict[str, Any]:
     name = wanted.roles["train"][0]
     source = plan_data(config, wanted)[name].open()
     samples = read_samples(config, source, first, last, replicas=options.replicas, tokenizer=tokenizer)
-    return {"first": first, "last": last, "samples": [to_builtins(sample) for sample in samples]}
+    return {"first": first, "last": last, "samples": [document(sample) for sample in samples]}
 
 
 def _texts(result: dict[str, Any]) -> str:
@@ -196,7 +195,7 @@ def make_probabilities(options: argparse.Namespace) -> dict[str, Any]:
     ratios = sampling_probabilities(options.prefixes, options.alpha)
     if options.output is not None:
         write_ratios(ratios, options.output)
-    return {"alpha": options.alpha, "ratios": [to_builtins(ratio) for ratio in ratios]}
+    return {"alpha": options.alpha, "ratios": [document(ratio) for ratio in ratios]}
 
 
 def _probabilities(result: dict[str, Any]) -> str:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from msgspec import to_builtins
 from rich.progress import Progress
 
+from trainer.contract.documents import document
 from trainer.contract.errors import DataError, DataUsageError, InputFault
 from trainer.data.blend import parse_split
 from trainer.data.command_line import Commands, count, positive
@@ -150,7 +150,7 @@ def make_corpus(options: argparse.Namespace) -> dict[str, Any]:
         bar.update(task, completed=report.text_bytes, total=report.text_bytes)
     if report.already_complete:
         say(f"{options.out} is complete already ({report.text_bytes:,} bytes of text); --force builds it again")
-    return to_builtins(report)
+    return document(report)
 
 
 def _tell_of_interruption(record: Path) -> None:
@@ -254,7 +254,7 @@ def make_pair(options: argparse.Namespace) -> dict[str, Any]:
     warning = end_token_warning(report.end_token, report.documents_with_end_token, report.end_token_lines)
     if warning is not None:
         say(f"tr11 data: WARNING: {options.input}: {warning}")
-    return to_builtins(report)
+    return document(report)
 
 
 def _teller(bar: Progress) -> Callable[[str], None]:

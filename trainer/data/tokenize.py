@@ -8,9 +8,9 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-from msgspec import to_builtins
 from msgspec.structs import replace
 
+from trainer.contract.documents import document
 from trainer.contract.errors import DataError, InputFault
 from trainer.contract.record import Record
 from trainer.data.encode import Encoder, encode_piece
@@ -118,7 +118,7 @@ def preprocess(
             work.begin(stream, force, tell, on_progress)
             with pair.kept_on_failure(tell, _kept):
                 work.tokenize(stream, piece_bytes, on_progress)
-                pair.save(to_builtins(work.report(tokenizer.end_token)))
+                pair.save(document(work.report(tokenizer.end_token)))
             if writer.token_count:  # else nothing appears
                 begin_record(pair_record(request.prefix), described)
             else:
@@ -129,7 +129,7 @@ def preprocess(
 def _finish(
     request: PreprocessRequest, described: dict[str, Any], half: HalfMade, report: PreprocessReport
 ) -> PreprocessReport:
-    end_record(pair_record(request.prefix), described, to_builtins(report))
+    end_record(pair_record(request.prefix), described, document(report))
     half.remove()
     return report
 

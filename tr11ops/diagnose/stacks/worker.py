@@ -16,8 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from msgspec import to_builtins
-
+from trainer.contract.documents import document
 from trainer.contract.record import Record
 
 MOST_FRAMES = 60  # of one stack: the innermost; a runaway recursion has thousands
@@ -81,8 +80,8 @@ class NodeStacks(Record):
 
     def lines(self) -> Iterator[str]:
         """The answer as short lines, without their ends."""
-        document = json.dumps([to_builtins(worker) for worker in self.workers], separators=(",", ":"))
-        text = base64.b64encode(zlib.compress(document.encode())).decode()
+        workers = json.dumps([document(worker) for worker in self.workers], separators=(",", ":"))
+        text = base64.b64encode(zlib.compress(workers.encode())).decode()
         pieces = [text[start : start + PIECE_CHARACTERS] for start in range(0, len(text), PIECE_CHARACTERS)]
         for number, piece in enumerate(pieces):
             yield f"{MARK} {self.node} {number} {len(pieces)} {piece}"
@@ -129,7 +128,7 @@ class AnswerReader:
 
 def _unpacked(text: str, node: str) -> tuple[WorkerStack, ...]:
     unpacker = zlib.decompressobj()
-    document = json.loads(unpacker.decompress(base64.b64decode(text, validate=True), LARGEST_ANSWER))
+    workers = json.loads(unpacker.decompress(base64.b64decode(text, validate=True), LARGEST_ANSWER))
     return tuple(
         WorkerStack(
             rank=int(one["rank"]),
@@ -142,7 +141,7 @@ def _unpacked(text: str, node: str) -> tuple[WorkerStack, ...]:
             trouble=str(one["trouble"]),
             threads=tuple(map(str, one["threads"])),
         )
-        for one in document
+        for one in workers
     )
 
 
