@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from apscheduler.events import EVENT_JOB_EXECUTED
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -171,6 +172,8 @@ def test_a_clock_that_is_set_back_by_hours_starts_the_job_soon(tmp_path: Path, m
     said: list[str] = []
     offset = [0.0]
     there = Daemon(place(tmp_path, "true", clock=lambda: NOW + offset[0]), (job("pulse"),), said.append)
+    over: list[object] = []  # rounds that the scheduler no longer counts as running: before, the next one is left out
+    there._scheduler.add_listener(over.append, EVENT_JOB_EXECUTED)
 
     class Now(datetime):
         @classmethod
@@ -182,7 +185,7 @@ def test_a_clock_that_is_set_back_by_hours_starts_the_job_soon(tmp_path: Path, m
 
     def set_back_after_the_first_round() -> bool:
         record = run_directory(tmp_path).paths.state / "cron" / "pulse.json"
-        if record.exists() and not offset[0] and not state_of(tmp_path).is_running:
+        if over and not offset[0]:
             offset[0] = -5 * 3600.0
         return record.exists() and state_of(tmp_path).runs == 2
 
