@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.plugins.twin_fixture import require_slurm
+from tests.twin.runbook_mails import MAILS
 from tests.twin.small_run import SmallRun
+from tr11ops.alerts.outbox import waiting_entries
+from tr11ops.alerts.state import Message
+from tr11ops.cli.main import execute
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.exclusions import Version, ledger_text, read_version
 from tr11ops.twin.faults import inject
@@ -86,6 +90,31 @@ def test_an_abort_that_follows_to_other_nodes_clears_the_suspects(stage: SmallRu
     assert f"the same fault came back without {NODES[0]}, {NODES[1]}" in verdict["message"]
     known = read_version(stage.directory.exclusions)
     assert (known.exclusions, known.suspects) == ((), ()) and stage.queued().excluded == ()
+
+
+def test_the_mails_accuse_no_node_of_what_is_the_softwares(stage: SmallRun) -> None:
+    """One rank dies at one iteration, on whatever node. The first attempt's mail says what is known, and that the next
+    one will tell; the second's goes on in its thread, and no node is left under suspicion."""
+    stage.paths.root.mkdir()
+    inject(stage.twin, "bad-sample", path=str(stage.paths.root))
+    stage.launch(5, *FOUR, *MAILS, "rehearsal.step_seconds=40")
+    mails: dict[str, Message] = {}
+
+    def is_told(says: str) -> bool:
+        execute(["pulse"])
+        mails.update({entry.message.id: entry.message for entry in waiting_entries(stage.directory)})
+        return any(says in " ".join(mail.body.split()) for mail in mails.values())
+
+    stage.wait(lambda: is_told("software or data, not the nodes"), "the mail with the verdict")
+    first, last = list(mails.values())
+    assert "jean-zay" not in first.subject and "whether it is a node's fault, the next attempt tells" in " ".join(
+        first.body.partition("Type:")[0].split()
+    )
+    assert (last.kind, last.thread) == ("raised", first.message_id) and "the last 2 attempts failed" in last.subject
+    struck = stage.launches(stage.attempts()[0])[0]["suspects"]
+    assert f"suspected before, and cleared by it: {struck[0]}" in last.body
+    known = read_version(stage.directory.exclusions)
+    assert (known.exclusions, known.suspects) == ((), ())
 
 
 def test_what_another_run_suspects_is_avoided_with_the_first_suspicion_here(stage: SmallRun, tmp_path: Path) -> None:

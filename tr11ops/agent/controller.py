@@ -43,6 +43,7 @@ from tr11ops.agent.recurrence import (
     Repetition,
     is_everywhere,
     may_try_older,
+    of_one_family,
     of_software,
     of_standing,
     of_trial,
@@ -52,6 +53,7 @@ from tr11ops.agent.recurrence import (
     suspects_to_try_without,
 )
 from tr11ops.agent.relaunch import (
+    NOT_THE_NODES,
     Decision,
     EndTask,
     FailedLaunch,
@@ -184,6 +186,8 @@ class Controller:
                 return left
             decision = decide(self._outcomes, self._surroundings.situation(), self._budget())
             self._tell(record, found, decision)
+            if isinstance(decision, Stop) and decision.why == NOT_THE_NODES:
+                self._mitigation.clear_suspects(found.fault)
             self._choose_checkpoint(record)
             if self._context.swaps_nodes:
                 self._mitigation.exclude_nodes(found)
@@ -478,6 +482,7 @@ class Controller:
         if tried and not is_beyond and not found.blamed and family(found.fault) == tried[0].fault:
             better = of_trial(found, record.nodes, tried)
             self._mitigation.end_trial(better.summary, [entry.node for entry in tried])
+            self._mitigation.clear_suspects(found.fault)
             return better
         if is_everywhere(found, record.nodes):
             self._mitigation.clear_suspects(found.fault)
@@ -493,7 +498,7 @@ class Controller:
         if not others:
             return found
         better = of_software(found, last, others)
-        self._mitigation.take_back(others, better.summary)
+        self._mitigation.take_back((*others, *of_one_family(last, read_faults(folders))), better.summary)
         return better
 
     def _once_more(

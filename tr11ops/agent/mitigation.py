@@ -253,7 +253,7 @@ class Mitigation:
         """Begin to end the automatic exclusions that rest on these faults: on the run's list, in the queued jobs; and
         the suspicions."""
         self._on_list(lambda: self._include(innocent(self._listed(), AUTOMATIC_OWNER, others), why))
-        cleared = {(node, family(one.fault)) for one in others for node in one.nodes}
+        cleared = {(node, family(one.fault)) for one in others for node in (*one.nodes, *one.may_be)}
 
         def change(version: Version) -> Version:
             left = tuple(entry for entry in version.suspects if (entry.node, entry.fault) not in cleared)
@@ -262,7 +262,7 @@ class Mitigation:
         self._on_list(self._revise, change)
 
     def clear_suspects(self, fault: str) -> None:
-        """Begin to end the suspicions that rest on a fault which most nodes of one launch have met at once."""
+        """Begin to end the suspicions that rest on a fault which proved to be no node's."""
         kind = family(fault)
 
         def change(version: Version) -> Version:

@@ -22,6 +22,7 @@ NEAR = 1  # iterations: the step in which a rank dies is logged, or just not
 ENOUGH, ENOUGH_BEFORE_A_STEP = 2, 3  # nodes; two may die alike side by side before a step is done, three hardly do
 SURE = 0.9
 ALMOST_SURE = 0.8
+ERRORS = frozenset({"error-everywhere", "error-unknown"})  # rules that conclude from the workers' own first errors
 # what a checkpoint that is whole and wrong may lead to
 _MAY_BE_CHECKPOINTS = frozenset({Kind.UNKNOWN, Kind.NUMERICS, Kind.SOFTWARE})
 
@@ -53,7 +54,10 @@ class NodeFault(Record):
 
 
 def is_everywhere(found: Attribution, nodes: Sequence[str]) -> bool:
-    """Whether most nodes of one launch met one death at once: no node that had it alone before is at fault."""
+    """Whether several nodes of one launch met one error, or most of them one death at once: no node that had it alone
+    before is at fault."""
+    if found.rule in ERRORS:
+        return len(nodes) > 1 and not found.suspects and found.fault.endswith(" at several")
     if found.rule != "death-everywhere":
         return False
     return not found.suspects or 2 * len(found.suspects) > len(nodes)
@@ -74,6 +78,12 @@ def same_elsewhere(last: NodeFault, before: Iterable[NodeFault]) -> tuple[NodeFa
     after_a_step = sum(one.reached is not None for one in (*found, last))
     is_enough = after_a_step >= ENOUGH or len(found) + 1 >= ENOUGH_BEFORE_A_STEP
     return tuple(found) if last.nodes and is_enough else ()
+
+
+def of_one_family(last: NodeFault, before: Iterable[NodeFault]) -> tuple[NodeFault, ...]:
+    """The earlier faults at the place of `last` that are the same but for the rank that had it: once it is known to be
+    no node's, no suspicion rests on any of them."""
+    return tuple(one for one in before if family(one.fault) == family(last.fault) and _is_near(one, last))
 
 
 def of_software(found: Attribution, last: NodeFault, others: Sequence[NodeFault]) -> Attribution:

@@ -13,6 +13,7 @@ from tr11ops.diagnose.signature import Restart
 from tr11ops.rundir.node_standing import is_broad
 from trainer.contract.record import Record
 
+NOT_THE_NODES = "the same fault came back on other nodes: it is not the nodes"
 # suspects give way to a spare at once
 _SWAPPED = frozenset({Kind.NODE, Kind.PORT})
 
@@ -149,7 +150,7 @@ def _why_stop(history: Sequence[FailedLaunch]) -> str:
     if last.restart is Restart.CHANGE and not _is_worth_a_try(last):
         again = f"the same fault came back at the same step, {last.times} times"
         return again if last.kind is Kind.UNKNOWN else f"{last.kind}: another launch would end the same way"
-    return "the same fault came back on other nodes: it is not the nodes" if _is_not_the_nodes(history) else ""
+    return NOT_THE_NODES if _is_not_the_nodes(history) else ""
 
 
 def _is_worth_a_try(last: FailedLaunch) -> bool:

@@ -28,6 +28,8 @@ WATCHDOG = "tr11"  # who does what no one typed
 STANDSTILLS = frozenset({"hung", "stalled"})  # of one job, the one becomes the other as its ranks fall silent
 NO_TRAINING = frozenset({"down", "hung", "stalled", "suspended"})  # faults that say that no iteration is finished
 LOSSES = frozenset({"node-lost", "zombie"})  # of a node; what ends the job then is the same incident
+OPEN_CLASSES = frozenset({NO_CAUSE, "node"})  # classes of faults that a later attempt may prove to be another's
+SUPPOSED = "supposed"  # the headline of an alert of which people were told a cause that proved to be another
 MOST_EVIDENCE = 12
 LONGEST_EVIDENCE = 240
 LONGEST_TITLE = 160
@@ -169,9 +171,9 @@ def _ended_its_job(alert: Alert, finding: Finding, seen: dict[str, Finding]) -> 
 
 
 def _lacked_the_cause(alert: Alert, finding: Finding, seen: dict[str, Finding]) -> bool:
-    """Whether an alert is of the same end of an attempt, of which no cause was known yet."""
+    """Whether an alert is of the same end of an attempt, of which no cause was known yet, or its class alone."""
     is_same = (alert.detector, alert.subject) == (finding.detector, finding.subject)
-    return is_same and alert.identity == (NO_CAUSE,) and alert.fingerprint not in seen
+    return is_same and alert.identity in {(NO_CAUSE,), (finding.fault,)} and alert.fingerprint not in seen
 
 
 def _is_but_a_remark(finding: Finding, alert: Alert) -> bool:
@@ -307,6 +309,7 @@ def _opened(name: str, finding: Finding, now: float) -> Alert:
         identity=finding.identity,
         then=tuple(clean(command, LONGEST_FIX) for command in finding.then),
         consequences=tuple(map(_consequence, finding.consequences)),
+        fault=finding.fault,
         members=tuple(map(_name_of, finding.consequences)),
         began=now,
         opened=now,
@@ -346,6 +349,8 @@ def _seen_again(alert: Alert, finding: Finding, policy: Policy, now: float) -> t
         fix=fresh.fix,
         then=fresh.then,
         runbook=fresh.runbook,
+        fault=fresh.fault,
+        headline=SUPPOSED if _has_proved_another(alert, finding) else alert.headline,
         consequences=fresh.consequences,
         members=tuple(dict.fromkeys((*alert.members, *fresh.members))),
         last_seen=now,
@@ -365,6 +370,12 @@ def _seen_again(alert: Alert, finding: Finding, policy: Policy, now: float) -> t
     if _is_new_to_people(alert, finding):
         after = replace(after, began=now, opened=now, first_since=after.since, first_acknowledged_by="")
     return after, (event_of(after, OPENED, WATCHDOG, f"it is back: {after.title}", now, again=True),)
+
+
+def _has_proved_another(alert: Alert, finding: Finding) -> bool:
+    """Whether the cause that people were told of, a node's or none that was known, has proved to be another."""
+    is_told = alert.is_open and bool(alert.headline)
+    return is_told and alert.fault in OPEN_CLASSES and finding.fault not in {"", *OPEN_CLASSES}
 
 
 def _is_new_to_people(alert: Alert, finding: Finding) -> bool:

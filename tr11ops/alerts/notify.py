@@ -165,7 +165,7 @@ def _further_word(
     """About a fault that people know of: that it is worse, or that no one has taken it on."""
     if alert.severity > said:
         return MessagePart(alert, "raised", aware)
-    if alert.headline and alert.headline != alert.fingerprint:  # also to one who has it: another command helps
+    if alert.has_new_cause:  # also to one who has it: another command helps
         return MessagePart(alert, "cause", aware)
     if alert.is_acknowledged:
         return None

@@ -55,7 +55,7 @@ class Alert(Record):
 
     `then` are the finding's. `consequences` are what follows from the fault; `members` the fingerprints of all findings
     that ever were of this incident: each still names it. `headline` is the fingerprint of what people were last told
-    as the cause, "" in a record of an older tr11.
+    as the cause, "" in a record of an older tr11. `fault` is the finding's class of fault, as last seen.
     """
 
     fingerprint: str
@@ -102,6 +102,7 @@ class Alert(Record):
     called_over: float | None = None
     returned: float | None = None
     watchdog: str = ""
+    fault: str = ""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -132,6 +133,11 @@ class Alert(Record):
     @property
     def is_open(self) -> bool:
         return self.resolved_at is None
+
+    @property
+    def has_new_cause(self) -> bool:
+        """Whether people were told of it, but not of the cause that is known now."""
+        return self.headline not in {"", self.fingerprint}
 
     @property
     def is_acknowledged(self) -> bool:

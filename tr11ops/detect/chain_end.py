@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from tr11ops.base.observed import Unknown
 from tr11ops.base.units import duration
 from tr11ops.detect.finding import Finding, Severity
+from tr11ops.detect.held import holds_as_it_leaves
 from tr11ops.observe import derived
 from tr11ops.observe.forecast import end_of, no_cover, queue_coverage_seconds, trains_on
 from tr11ops.observe.snapshot import Snapshot
@@ -22,7 +23,8 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """WARNING when fewer than watch.tasks_left tasks wait behind the one that trains now, or that trains next.
 
     Silent when those that are left cover the rest of the training, and where some of them start when the site is done.
-    Tasks for which too few nodes can be used cover nothing; nodes-short tells of them.
+    Tasks for which too few nodes can be used cover nothing; nodes-short tells of them. Nor is it told while an attempt
+    leaves that has held what is queued for its fault: its end says why, and what helps.
     """
     active, waiting = trains_on(snapshot), derived.sure_jobs(snapshot)
     if (not active and not waiting) or derived.stop_of(snapshot) is not None:
@@ -32,7 +34,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         return  # what is left to train, or to queue, how long that takes, or whether the site lets it, cannot be told
     if not snapshot.steps and derived.total_iterations(snapshot) is not None:
         return  # the first step tells how long all takes
-    if derived.some_wait_for_site(snapshot) or derived.some_wait_for_nodes(snapshot):
+    if derived.some_wait_for_site(snapshot) or derived.some_wait_for_nodes(snapshot) or holds_as_it_leaves(snapshot):
         return  # another launch would meet the same
     tasks = derived.queued_tasks(waiting) + len(active) + derived.tasks_to_come(snapshot)
     end, covered = end_of(snapshot), queue_coverage_seconds(snapshot, only_sure=True)

@@ -93,6 +93,14 @@ def _is_leaving(snapshot: Snapshot, by: HoldRecord) -> bool:
     return any(job.start_time is not None and job.start_time < by.time for job in snapshot.active_jobs)
 
 
+def holds_as_it_leaves(snapshot: Snapshot) -> bool:
+    """Whether an attempt on its way out has held what is queued for its fault."""
+    records = known(snapshot.operation.holds, ())
+    held = held_jobs(snapshot.pending_jobs, (record.job for record in records))
+    holds = [record_of(job, records) for job in held.ours]
+    return any(hold is not None and hold.is_for_fault and _is_leaving(snapshot, hold) for hold in holds)
+
+
 def _what_helps(snapshot: Snapshot, cancel: str, release: str, finished: bool, is_fault: bool) -> str:
     """What is held for a fault meets the same when it is released: first the fault must be found."""
     if finished:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -12,7 +13,9 @@ from tr11ops.detect.finding import NO_CAUSE, Finding, Severity
 from tr11ops.detect.pass_over import after_passing, iterations, pass_over
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Attempt, Snapshot
+from tr11ops.observe.training import LaunchEnd
 from tr11ops.queue.held_jobs import standing_holds
+from tr11ops.rundir.node_standing import family
 from trainer.contract.end_marker import BAD_REASONS
 
 BOUND = "one; two in a row"
@@ -20,13 +23,14 @@ SEVERITIES = "WARNING, CRITICAL; less (INFO, WARNING) once a later one trains, I
 NAME = "unfinished-end"
 NEEDS = ("jobs", "attempts", "last_end", "heartbeats", "steps", "training.launch_ends")
 MAYBE_DATA = frozenset({"software", "unknown"})  # classes of faults that a sample of the data may bring about
+MAYBE_NODES = frozenset({"node", "unknown"})  # and those that a node may have, also where none is proven bad
 BEFORE_IT_BEGAN = "before it began"  # stands for the cause where no attempt is on record
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """The bad ends since the last good one: one is a warning, two in a row are critical (a bad node or a bad card).
 
-    One finding for each cause, that of the newest end first: what has another cause is another incident.
+    One finding for each fault, that of the newest end first: another fault is another incident.
     """
     if isinstance(snapshot.jobs, Unknown) or isinstance(snapshot.attempts, Unknown):
         return
@@ -34,7 +38,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         return  # an attempt that lives outside the scheduler would count as ended
     jobs = {name: job for job in snapshot.jobs for name in derived.identifiers(job)}
     row, alive = _bad_ends(snapshot)
-    yield from _by_cause(snapshot, row, alive, _told(snapshot, jobs))
+    yield from _by_fault(snapshot, row, alive, _told(snapshot, jobs))
     yield from _never_began(snapshot, jobs)
 
 
@@ -65,36 +69,36 @@ def _bad_ends(snapshot: Snapshot) -> tuple[list[Attempt], list[str]]:
     return row, alive
 
 
-def _by_cause(snapshot: Snapshot, row: list[Attempt], alive: list[str], jobs: dict[str, Job]) -> Iterator[Finding]:
+def _by_fault(snapshot: Snapshot, row: list[Attempt], alive: list[str], jobs: dict[str, Job]) -> Iterator[Finding]:
     """The findings of a row of bad ends, newest first.
 
     What a later attempt trained after is no more than a remark, however that one ended, unless it ended by the same
-    cause. The finding says so where it has not come past the iteration of the fault, which may be met again there: of
+    fault. The finding says so where it has not come past the iteration of the fault, which may be met again there: of
     several ends that is a warning still.
     """
-    groups: dict[str, list[Attempt]] = {}
+    groups: dict[tuple[str, ...], list[Attempt]] = {}
     for attempt in row:
-        groups.setdefault(cause_of_end(attempt, jobs.get(attempt.job_id)), []).append(attempt)
+        groups.setdefault(identity_of_end(snapshot, attempt, jobs.get(attempt.job_id)), []).append(attempt)
     trained, furthest = _trained(snapshot), _furthest(snapshot)
-    over: set[str] = set()
-    to_be_passed: set[str] = set()  # the same step may fail again: only what comes after it shows that it does not
-    for cause, group in groups.items():
+    over: set[tuple[str, ...]] = set()
+    to_be_passed: set[tuple[str, ...]] = set()  # the same step may fail again: only what comes after it shows otherwise
+    for identity, group in groups.items():
         newer = [attempt.job_id for attempt in row[: row.index(group[0])]]
         later = trained.intersection((*alive, *newer))
         if not later:
             continue
-        over.add(cause)
+        over.add(identity)
         failed_at = max((furthest[attempt.job_id] for attempt in group if attempt.job_id in furthest), default=None)
         if failed_at is not None and all(furthest[job_id] <= failed_at for job_id in later):
-            to_be_passed.add(cause)
-    standing = sum(len(group) for cause, group in groups.items() if cause not in over)
-    for cause, group in groups.items():
-        if cause in over:  # several ends at one iteration are still a fault until a later attempt has come past it
-            severity = Severity.WARNING if cause in to_be_passed and len(group) > 1 else Severity.INFO
+            to_be_passed.add(identity)
+    standing = sum(len(group) for identity, group in groups.items() if identity not in over)
+    for identity, group in groups.items():
+        if identity in over:  # several ends at one iteration are still a fault until a later attempt has come past it
+            severity = Severity.WARNING if identity in to_be_passed and len(group) > 1 else Severity.INFO
         else:
             severity = Severity.CRITICAL if standing > 1 else Severity.WARNING
-        finding = _finding(snapshot, group, group == row[: len(group)], jobs, severity, cause)
-        yield replace(finding, is_to_be_passed=cause in to_be_passed)
+        finding = _finding(snapshot, group, group == row[: len(group)], jobs, severity, identity)
+        yield replace(finding, is_to_be_passed=identity in to_be_passed)
 
 
 def _trained(snapshot: Snapshot) -> frozenset[str]:
@@ -115,6 +119,19 @@ def _furthest(snapshot: Snapshot) -> dict[str, int]:
             if iteration is not None:
                 furthest[end.job_id] = max(iteration, furthest.get(end.job_id, 0))
     return furthest
+
+
+def identity_of_end(snapshot: Snapshot, attempt: Attempt, job: Job | None) -> tuple[str, ...]:
+    """What tells the incident of an attempt's end from others: its fault, as its last launch has it.
+
+    One fault is one incident, whatever it is taken for: what a node is suspected of first may prove to be the
+    program's. A node that is proven bad is an incident of its own. Where no launch says it, the class of the fault.
+    """
+    cause = cause_of_end(attempt, job)
+    last = _last_launch(snapshot, attempt)
+    if not attempt.cause or last is None or not last.fault:
+        return (cause,)
+    return (cause, last.fault) if last.blamed else (family(last.fault),)
 
 
 def cause_of_end(attempt: Attempt, job: Job | None) -> str:
@@ -164,12 +181,20 @@ def how_it_ended(attempt: Attempt, job: Job | None) -> str:
 
 
 def _finding(
-    snapshot: Snapshot, row: list[Attempt], is_newest: bool, jobs: dict[str, Job], severity: Severity, cause: str
+    snapshot: Snapshot,
+    row: list[Attempt],
+    is_newest: bool,
+    jobs: dict[str, Job],
+    severity: Severity,
+    identity: tuple[str, ...],
 ) -> Finding:
-    """What ended by one cause; `is_newest`: nothing ended by another one since, or in between."""
+    """What ended by one fault; `is_newest`: nothing ended by another one since, or in between."""
     newest = row[0]
     label = newest.label or newest.job_id
     why = why_it_ended(snapshot, newest)
+    suspects = _suspects_to_be_told(snapshot, newest)
+    if why and suspects:
+        why = f"{_without_names(why, suspects)}; whether it is a node's fault, the next attempt tells"
     if len(row) > 1:
         which = f"the last {len(row)} attempts" if is_newest else f"{len(row)} attempts, {label} the last of them,"
         title = f"{which} " + (f"failed: {why}" if why else "did not end by themselves")
@@ -183,6 +208,11 @@ def _finding(
     for entry in row[:3]:
         when = f", {entry.ended.ago(snapshot.time)}" if len(row) > 1 else ""
         evidence.append(f"{entry.label or entry.job_id}{when}: {how_it_ended(entry, jobs.get(entry.job_id))}")
+    if suspects:
+        evidence.append(f"seen on {', '.join(suspects)}, which alone proves nothing against it")
+    cleared = _cleared(snapshot, row)
+    if cleared:
+        evidence.append(f"suspected before, and cleared by it: {', '.join(cleared)}")
     fix, then = derived.command(snapshot, f"diagnose --job {label}"), tuple[str, ...]()
     passing = passes_over_the_data(snapshot, newest)
     if passing and came_back(snapshot, newest):
@@ -193,7 +223,7 @@ def _finding(
     since = min(entry.changed for entry in row)  # the end of the first of them
     return Finding(
         NAME, severity, title, subject=label, evidence=tuple(evidence), fix=fix, fault=newest.cause, since=since,
-        identity=(cause,), then=then,
+        identity=identity, then=then,
     )  # fmt: skip
 
 
@@ -225,10 +255,48 @@ def came_back(snapshot: Snapshot, attempt: Attempt) -> bool:
     return attempt.cause == "software" and len(same) > 1
 
 
+def _suspects_to_be_told(snapshot: Snapshot, attempt: Attempt) -> tuple[str, ...]:
+    """The nodes that an attempt's fault was seen on, without proof, where another attempt runs or starts by itself: it
+    tells whether they are at fault, and until then no one is told that they are."""
+    last = _last_launch(snapshot, attempt)
+    if last is None or last.blamed or attempt.cause not in MAYBE_NODES or attempt.held_because:
+        return ()
+    return last.suspects if snapshot.active_jobs or derived.sure_jobs(snapshot) else ()
+
+
+def _without_names(text: str, nodes: Sequence[str]) -> str:
+    """A sentence about a fault without the nodes that it was seen on."""
+    for node in nodes:
+        name = rf"(?<![\w.-]){re.escape(node)}(?![\w-])"
+        text = re.sub(name, "a node", re.sub(rf" on {name}", "", text))
+    return text
+
+
+def _cleared(snapshot: Snapshot, row: list[Attempt]) -> tuple[str, ...]:
+    """The nodes on which a fault was seen that proved to be the program's or the data's, and that are used again."""
+    excluded = snapshot.exclusions
+    if row[0].cause != "software" or isinstance(excluded, Unknown):
+        return ()
+    last = _last_launch(snapshot, row[0])
+    ends = [end for attempt in row for end in _launches(snapshot, attempt) if end != last]
+    same = [end for end in ends if last is not None and family(end.fault) == family(last.fault)]
+    names = dict.fromkeys(node for end in same for node in (*end.suspects, *end.blamed))
+    return tuple(node for node in names if node not in {entry.node for entry in excluded})
+
+
+def _launches(snapshot: Snapshot, attempt: Attempt) -> list[LaunchEnd]:
+    return [end for end in known(snapshot.training.launch_ends, ()) if end.job_id == attempt.job_id]
+
+
+def _last_launch(snapshot: Snapshot, attempt: Attempt) -> LaunchEnd | None:
+    """How the last launch of an attempt ended; None where that is not known."""
+    return max(_launches(snapshot, attempt), key=lambda end: end.launch, default=None)
+
+
 def _reached(snapshot: Snapshot, attempt: Attempt) -> int | None:
     """The last iteration that the last launch of an attempt finished; None where that is not known."""
-    ends = [end for end in known(snapshot.training.launch_ends, ()) if end.job_id == attempt.job_id]
-    return max(ends, key=lambda end: end.launch).reached if ends else None
+    last = _last_launch(snapshot, attempt)
+    return None if last is None else last.reached
 
 
 def why_it_ended(snapshot: Snapshot, attempt: Attempt) -> str:

@@ -14,6 +14,7 @@ from tr11ops.agent.recurrence import (
     innocent,
     is_everywhere,
     may_try_older,
+    of_one_family,
     of_software,
     of_standing,
     of_trial,
@@ -44,6 +45,13 @@ def test_another_fault_or_the_same_node_clears_no_one():
         replace(LAST, reached=None), replace(LAST, fault=""), replace(LAST, nodes=()),
     ):  # fmt: skip
         assert same_elsewhere(other, [FIRST]) == ()
+
+
+def test_no_suspicion_rests_on_a_fault_that_is_the_softwares_whichever_rank_had_it():
+    other_rank = replace(FIRST, launch=2, fault="died: the worker was ended by sigsegv at 5", nodes=("x4",))
+    elsewhere = replace(other_rank, job_id="3", reached=200)
+    assert of_one_family(LAST, [FIRST, other_rank, elsewhere]) == (FIRST, other_rank)
+    assert of_one_family(LAST, [replace(FIRST, fault="died: the worker was ended by sigbus at 3")]) == ()
 
 
 def test_before_a_first_step_three_nodes_are_needed():
@@ -200,15 +208,21 @@ def test_an_older_checkpoint_is_worth_one_try():
 
 
 @pytest.mark.parametrize(
-    ("rule", "suspects", "everywhere"),
+    ("rule", "fault", "suspects", "everywhere"),
     [
-        ("death-everywhere", (), True),  # all of them
-        ("death-everywhere", ("n1", "n2", "n3"), True),
-        ("death-everywhere", ("n1", "n2"), False),  # it may be those two's
-        ("death", ("n1",), False),
+        ("death-everywhere", "died", (), True),  # all of them
+        ("death-everywhere", "died", ("n1", "n2", "n3"), True),
+        ("death-everywhere", "died", ("n1", "n2"), False),  # it may be those two's
+        ("death", "died at 1", ("n1",), False),
+        ("error-everywhere", "runtimeerror at several", (), True),
+        ("error-unknown", "runtimeerror at several", (), True),
+        ("error-unknown", "runtimeerror at several", ("n1",), False),  # several ranks of one node
+        ("error-unknown", "runtimeerror at 3", ("n1",), False),
     ],
 )
-def test_a_death_on_most_nodes_at_once_is_no_one_nodes(rule: str, suspects: tuple[str, ...], *, everywhere: bool):
+def test_what_several_nodes_met_at_once_is_no_one_nodes(
+    rule: str, fault: str, suspects: tuple[str, ...], *, everywhere: bool
+):
     """A node on which alone it had come before stayed under suspicion, though the array was held for software."""
-    found = Attribution(Kind.UNKNOWN, "the worker was ended by SIGABRT", 0.5, suspects=suspects, rule=rule)
+    found = Attribution(Kind.UNKNOWN, "the worker has ended", 0.5, suspects=suspects, fault=fault, rule=rule)
     assert is_everywhere(found, ("n1", "n2", "n3", "n4")) is everywhere

@@ -98,6 +98,21 @@ def test_a_cause_that_is_found_later_goes_on_with_the_alert_of_its_consequence()
     assert watch.sees(HELD, FAULT) == ()
 
 
+def test_a_suspicion_that_proves_to_be_the_programs_is_told_in_its_thread() -> None:
+    watch = Watch()
+    title = "attempt 20_1 failed: SIGSEGV; whether it is a node's fault, the next attempt tells"
+    supposed = finding("unfinished-end", WARNING, "20_1", title=title, identity=("sigsegv",), fault="node")
+    (first,) = watch.sees(supposed)
+    proved = replace(supposed, subject="20_2", title="the last 2 attempts failed: software or data", fault="software")
+    (second,) = watch.sees(proved)
+    assert (second.kind, second.thread) == ("cause", first.message_id) and "software or data" in second.subject
+    assert watch.sees(proved) == ()
+    worse = Watch()
+    worse.sees(supposed)
+    (told,) = worse.sees(replace(proved, severity=CRITICAL))
+    assert told.kind == "raised" and "This is the cause of what you were told before" in told.body.replace("\n", " ")
+
+
 def test_two_alerts_become_one_when_one_proves_to_follow_from_the_other() -> None:
     watch = Watch()
     watch.sees(replace(HELD, fault=""), FAULT)

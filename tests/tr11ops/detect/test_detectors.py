@@ -255,6 +255,65 @@ def test_ends_of_different_causes_are_different_incidents() -> None:
     assert three[0].severity is Severity.CRITICAL, "three in a row, and nothing was trained in between"
 
 
+SIGSEGV = "died: the worker was ended by sigsegv"
+
+
+def suspicion(job_id: str, age: float, node: str, rank: int = 3) -> tuple[Attempt, LaunchEnd]:
+    """An attempt whose worker died on a node, which alone is no proof."""
+    why = f"the second time on {node}: rank {rank} on {node}: the worker was ended by SIGSEGV"
+    end = LaunchEnd(job_id, 2, NOW - age, why, reached=31_220, suspects=(node,), fault=f"{SIGSEGV} at {rank}")
+    return replace(wordless(job_id, age=age, failure=why), cause="node"), end
+
+
+def test_no_node_is_named_as_guilty_while_the_next_attempt_will_tell() -> None:
+    bad, end = suspicion("1007", HOUR, "iam02")
+    (finding,) = found(idle(attempts=(bad,), launch_ends=(end,), jobs=(pending(),), steps=()), "unfinished-end")
+    assert finding.title == (
+        "attempt 1000_7 failed: the second time: rank 3: the worker was ended by SIGSEGV; whether it is a node's fault,"
+        " the next attempt tells"
+    )
+    assert "seen on iam02, which alone proves nothing against it" in finding.evidence
+    held = pending(reason="JobHeldAdmin")
+    (alone,) = found(idle(attempts=(bad,), launch_ends=(end,), jobs=(held,), steps=()), "unfinished-end")
+    assert "on iam02" in alone.title, "no attempt follows by itself: a person has to look, and hears where"
+    proof = replace(end, blamed=("iam02",), suspects=())
+    (sure,) = found(idle(attempts=(bad,), launch_ends=(proof,), jobs=(pending(),), steps=()), "unfinished-end")
+    assert "on iam02" in sure.title and sure.identity == ("node", f"{SIGSEGV} at 3")
+
+
+def test_a_suspicion_that_proves_to_be_the_programs_is_one_incident_with_it() -> None:
+    """Whichever rank had it, and whatever it was taken for at first: the later end says who is cleared."""
+    first, end = suspicion("1006", 2 * HOUR, "iam02", rank=5)
+    verdict = "software or data, not the nodes: the same fault came back on iam02 and iam04"
+    last = failed("1007", HOUR, "software", verdict)
+    ends = (end, LaunchEnd("1007", 1, NOW - HOUR, verdict, suspects=("iam04",), fault=f"{SIGSEGV} at 3"))
+    seen = idle(attempts=(first, last), launch_ends=ends, steps=())
+    (before,) = found(idle(attempts=(first,), launch_ends=(end,), steps=()), "unfinished-end")
+    (finding,) = found(seen, "unfinished-end")
+    assert finding.identity == before.identity == (SIGSEGV,)
+    assert finding.title == f"the last 2 attempts failed: {verdict}"
+    assert "suspected before, and cleared by it: iam02" in finding.evidence
+    (unsure,) = found(replace(seen, exclusions=UNKNOWN), "unfinished-end")
+    assert not any("cleared" in line for line in unsure.evidence)
+
+
+def test_two_faults_of_one_class_are_two_incidents() -> None:
+    first, last = (failed(name, HOUR, "unknown", "") for name in ("1006", "1007"))
+    ends = [LaunchEnd(name, 1, NOW - HOUR, fault=fault) for name, fault in (("1006", "a at 1"), ("1007", "b at 1"))]
+    two = found(idle(attempts=(first, last), launch_ends=tuple(ends), steps=()), "unfinished-end")
+    assert {one.identity for one in two} == {("a",), ("b",)}
+
+
+def test_a_queue_that_a_leaving_attempt_holds_is_not_told_as_its_end() -> None:
+    """The mail said to launch more tasks, into the same fault."""
+    job, held = running(start_time=NOW - HOUR), pending(reason="JobHeldAdmin")
+    hold = HoldRecord("1000", "tr11", NOW - 20, "the same fault came back", is_for_fault=True)
+    seen = snapshot(jobs=(job, held), holds=(hold,))
+    assert found(seen, "chain-end") == []
+    by_person = replace(hold, is_for_fault=False)
+    assert found(snapshot(jobs=(job, held), holds=(by_person,)), "chain-end") != []
+
+
 def test_a_fault_that_a_later_attempt_trained_past_is_over_whatever_ended_that_one() -> None:
     lost = failed("1006", 2 * HOUR, "node", "n07 does not answer")
     bad = failed("1007", HOUR, "software", "the same fault came back after iteration 8")

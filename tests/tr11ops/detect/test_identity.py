@@ -39,7 +39,7 @@ IDENTITY = {  # what of a finding is its identity
     "directory-unseen": ONE,
     "limit-changed": ONE,
     "switch-unseen": ONE,
-    "unfinished-end": "the class of its fault",
+    "unfinished-end": "its fault, with the class of a proven one",
     "loss-not-finite": ONE,
     "loss-spike": ONE,
     "gradient-norm": ONE,

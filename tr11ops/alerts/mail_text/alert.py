@@ -240,6 +240,8 @@ def _news(part: MessagePart, now: float) -> str:
     if part.kind == "reopened" and alert.called_over is not None:
         between = max(0.0, alert.start - alert.called_over)
         return f"This came back {duration(between)} after its all-clear."
+    if part.kind == "raised" and alert.has_new_cause:
+        return f"{_NEWS['raised']} {_NEWS['cause']}"
     return _NEWS.get(part.kind, "")
 
 
