@@ -41,7 +41,7 @@ from tr11ops.queue.queued_jobs import Ordering, PendingChanges, PendingJobs
 from tr11ops.runcard.card import RunCard
 from tr11ops.rundir.attempts import SUPERSEDED, AttemptVerdict, read_attempt_label
 from tr11ops.rundir.exclusion import Exclusion, NodeStanding
-from tr11ops.rundir.exclusion_limit import ExclusionLimit, partition_nodes, way_past
+from tr11ops.rundir.exclusion_limit import ExclusionLimit, way_past
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER, Version, read_version, revise
 from tr11ops.rundir.hold_store import forget_holds, record_holds
 from tr11ops.rundir.journal import Journal
@@ -91,8 +91,8 @@ class Mitigation:
         self._exclusions = ThreadPoolExecutor(max_workers=1, thread_name_prefix="exclusions")
         self._pending: list[Future[object]] = []
         self._held: Future[PendingChanges] | None = None
-        self._counted: Future[object] | None = None
-        self._partition_nodes: tuple[str, ...] | None = None
+        self._limit = ExclusionLimit(1)  # how many nodes may be excluded; one where it is not known how many there are
+        self._limit_words: set[str] = set()  # of every limit that has refused one
         self.refused: list[tuple[str, str]] = []  # bad nodes that are not excluded, and why not
 
     # ------------------------------------------------------------------ nodes
@@ -112,6 +112,7 @@ class Mitigation:
             self._on_list(self._suspect, found)
 
     def _avoid(self, found: Attribution) -> None:
+        self._ask_limit()
         done = self._leave_out(found.avoided, NodeStanding.AVOID, found.fault, found.summary, found.evidence)
         for node in done.nodes:
             self._tee.line(f"tr11: {node} is avoided while enough others are free: {found.summary}")
@@ -121,9 +122,10 @@ class Mitigation:
     def _leave_out(
         self, nodes: Sequence[str], state: NodeStanding, fault: str, why: str, evidence: Sequence[str]
     ) -> ExclusionResult:
+        self._limit_words.add(str(self._limit))
         done = exclude_nodes(
             self._attempt.directory, nodes, self._queue(), why=why, owner=AUTOMATIC_OWNER, evidence=tuple(evidence),
-            days=self._attempt.config.resilience.exclusion_days, job_id=self._attempt.job_id, limit=self._limit(),
+            days=self._attempt.config.resilience.exclusion_days, job_id=self._attempt.job_id, limit=self._limit,
             state=state, fault=family(fault),
         )  # fmt: skip
         self._tell(done)
@@ -163,10 +165,9 @@ class Mitigation:
 
     def why_not_leave_out(self, nodes: Sequence[str], states: Mapping[str, frozenset[str]] | None) -> str:
         """Why nodes that are only suspected cannot be left out now; "" where they can. `states`: of all nodes."""
-        if self._counted is not None:
-            self._counted.exception()
+        self._exclusions.submit(self._ask_limit).exception()
         listed = [entry.node for entry in self._listed("nodes cannot be left out")]
-        return why_not_leave_out(nodes, listed, self._limit(), states, self._attempt.nodes)
+        return why_not_leave_out(nodes, listed, self._limit, states, self._attempt.nodes)
 
     def try_without(self, nodes: Sequence[str], fault: str, why: str, evidence: Sequence[str]) -> bool:
         """Leave suspects out of the next task, which tells whether they are at fault; whether it runs without them."""
@@ -190,6 +191,7 @@ class Mitigation:
         self._on_list(self._step_up, tried, why)
 
     def _step_up(self, tried: Sequence[Exclusion], why: str) -> None:
+        self._ask_limit()
         for entry in tried:
             self._leave_out((entry.node,), NodeStanding.AVOID, entry.fault, why, ())
             self._tee.line(f"tr11: {entry.node} is avoided while enough others are free: {why}")
@@ -215,7 +217,8 @@ class Mitigation:
 
     def _exclude(self, found: Attribution) -> None:
         days = counted(self._attempt.config.resilience.exclusion_days, "day")
-        self._make_room(found.blamed, self._limit())
+        self._ask_limit()
+        self._make_room(found.blamed, self._limit)
         done = self._leave_out(found.blamed, NodeStanding.EXCLUDE, "", found.summary, evidence=found.evidence)
         for node in done.nodes:
             self._tee.line(f"tr11: {node} is excluded for {days}: {found.summary}")
@@ -238,7 +241,7 @@ class Mitigation:
 
     def _with_way_past(self, nodes: Sequence[str], fault: str) -> str:
         """Why nodes are not excluded; where that is the cap, with the command that excludes them all the same."""
-        if fault != str(self._limit()):
+        if fault not in self._limit_words:
             return fault
         them = "it" if len(nodes) == 1 else "them"
         return f"{fault}; to exclude {them} all the same: `{way_past(','.join(nodes))}`"
@@ -321,27 +324,24 @@ class Mitigation:
 
     def prepare(self) -> None:
         """Ask now what the scheduler may be too dead to say later: how many nodes there are."""
-        self._counted = self._exclusions.submit(self._count_nodes)
-        self._pending.append(self._counted)
+        self._on_list(self._ask_limit)
 
-    def _count_nodes(self) -> None:
+    def _ask_limit(self) -> None:
+        """How many nodes may be excluded as things are now; as they were before, where the scheduler does not say."""
         if self._scheduler is None:
             return
         try:
             nodes = self._scheduler.nodes()
+            queued = self._waiting.look() if self._waiting is not None else ()
         except SchedulerError as error:
-            self._tee.line(f"tr11: the scheduler does not tell the size of its partitions: {error}")
+            self._tee.line(f"tr11: the scheduler does not tell how many nodes may be excluded: {error}")
             return
-        ours = partition_nodes(nodes, self._attempt.config.slurm.partition, self._attempt.partition)
-        self._partition_nodes = tuple(node.name for node in ours) or None
-
-    def _limit(self) -> ExclusionLimit:
-        """How many nodes may be excluded; one where it is not known how many there are."""
-        if self._partition_nodes is None:
-            return ExclusionLimit(1)
         card = self._attempt.config
-        percent = card.resilience.exclusion_cap_percent
-        return ExclusionLimit.of(self._partition_nodes, card.slurm.allocated_nodes, percent)
+        limit = ExclusionLimit.of_run(
+            nodes, queued, partitions=(card.slurm.partition, self._attempt.partition),
+            allocated=card.slurm.allocated_nodes, percent=card.resilience.exclusion_cap_percent,
+        )  # fmt: skip
+        self._limit = limit if limit.names else ExclusionLimit(1)
 
     # ------------------------------------------------------------------ the queued jobs
     def hold(self, switch: str = "") -> None:

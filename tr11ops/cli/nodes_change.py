@@ -78,7 +78,7 @@ def exclude(
     lasting = nodes_context.card.resilience.exclusion_days if days is None else days
     if not 0 < lasting <= 36500:
         raise Refusal(f"--days {lasting:g}: must be above 0 and at most 36500", exit_code=2)
-    limit = _limit(nodes_context)
+    limit = nodes_context.limit
     if force and not why.strip():
         raise Refusal("--force: say why with --reason, it is kept in the journal", exit_code=2)
     if not force:
@@ -106,13 +106,6 @@ def exclude(
         if report is not None:
             write_note(nodes_context, names, report)
     _finish("would-exclude" if dry_run else "excluded", names, changes, failed, context.as_json, may_exclude=left)
-
-
-def _limit(nodes_context: NodesContext) -> ExclusionLimit:
-    names = [node.name for node in nodes_context.partition_nodes]
-    return ExclusionLimit.of(
-        names, nodes_context.card.slurm.allocated_nodes, nodes_context.card.resilience.exclusion_cap_percent
-    )
 
 
 def _refuse_too_many(nodes_context: NodesContext, names: Sequence[str], limit: ExclusionLimit) -> None:

@@ -15,6 +15,7 @@ from tr11ops.base.errors import NodeNameError, Refusal
 from tr11ops.base.observed import known
 from tr11ops.base.units import duration
 from tr11ops.cli.common import kind_to_watch, not_mounted, open_scheduler, say
+from tr11ops.cluster.capacity import with_room
 from tr11ops.launch.preflight import chosen_partition
 from tr11ops.nodes.names import card_exclusions, resolve
 from tr11ops.nodes.note import support_note
@@ -24,7 +25,7 @@ from tr11ops.observe.files import read_submissions
 from tr11ops.observe.mounted import why_unmounted
 from tr11ops.observe.ownership import own_jobs
 from tr11ops.rundir.exclusion import NodeStanding
-from tr11ops.rundir.exclusion_limit import partition_nodes
+from tr11ops.rundir.exclusion_limit import ExclusionLimit, partition_nodes, partitions_of
 from tr11ops.rundir.exclusions import read_version
 from tr11ops.rundir.journal import user_name
 from tr11ops.rundir.node_standing import what_comes_next
@@ -71,9 +72,21 @@ class NodesContext(Record):
     @property
     def partition_nodes(self) -> tuple[Node, ...]:
         """The nodes that count for this run."""
+        queued = partitions_of(with_room(self.own_jobs, self.nodes))
+        return partition_nodes(self.nodes, queued, *self._other_partitions)
+
+    @property
+    def _other_partitions(self) -> tuple[str | None, ...]:
         default = self.partition.name if self.partition else None
-        of_jobs = (job.partition for job in self.own_jobs)
-        return partition_nodes(self.nodes, self.card.slurm.partition, *of_jobs, default)
+        return (self.card.slurm.partition, *(job.partition for job in self.own_jobs), default)
+
+    @property
+    def limit(self) -> ExclusionLimit:
+        """How many nodes may be excluded as things are now."""
+        return ExclusionLimit.of_run(
+            self.nodes, self.own_jobs, partitions=self._other_partitions,
+            allocated=self.card.slurm.allocated_nodes, percent=self.card.resilience.exclusion_cap_percent,
+        )  # fmt: skip
 
     @property
     def own_jobs(self) -> tuple[Job, ...]:

@@ -10,7 +10,9 @@ import re
 from collections.abc import Iterable
 from enum import StrEnum
 
-from tr11ops.cluster.base import Node
+from tr11ops.base.units import counted
+from tr11ops.cluster.base import Job, JobState, Node
+from tr11ops.cluster.pending_reasons import Wait, reason_of_job
 from trainer.contract.record import Record
 
 _FEATURES = re.compile(r"[\w.:-]+(&[\w.:-]+)*|[\w.:-]+(\|[\w.:-]+)*")
@@ -53,6 +55,37 @@ def lacking(need: NodeNeed, nodes: Iterable[Node]) -> dict[str, Lack]:
         elif wanted and not any(one <= node.features for one in wanted):
             found[node.name] = Lack.FEATURES
     return found
+
+
+def why_no_room(job: Job, nodes: Iterable[Node]) -> str:
+    """Why no partition that a job is queued in could ever start it, in words; "" where one could, or is not known.
+
+    Nodes count as they are built, whatever their state is now.
+    """
+    listed, found = tuple(nodes), []
+    for name in filter(None, job.partition.split(",")):
+        there = [node for node in listed if name in node.partitions]
+        fits = len(there) - len(lacking(NodeNeed(gpus=job.gpus_per_node), there))
+        if not there or job.node_count <= fits:
+            return ""
+        with_gpus = f" with {counted(job.gpus_per_node, 'GPU')}" if job.gpus_per_node else ""
+        found.append(f"it asks for {counted(job.node_count, 'node')}{with_gpus}, partition {name} has {fits}")
+    return "; ".join(found)
+
+
+def with_room(jobs: Iterable[Job], nodes: Iterable[Node]) -> tuple[Job, ...]:
+    """The queued jobs that ask for a number of nodes which they can get one day, also those that are held."""
+    listed = tuple(nodes)
+    kinds: dict[tuple[object, ...], bool] = {}  # thousands may ask for the same
+    found = []
+    for job in jobs:
+        kind = (job.state, job.reason, job.priority == 0, job.partition, job.node_count, job.gpus_per_node)
+        if kind not in kinds:
+            can_start = job.state is JobState.PENDING and reason_of_job(job).wait is not Wait.NEVER
+            kinds[kind] = can_start and job.node_count > 0 and not why_no_room(job, listed)
+        if kinds[kind]:
+            found.append(job)
+    return tuple(found)
 
 
 def _features(constraint: str | None, nodes: tuple[Node, ...]) -> tuple[frozenset[str], ...]:

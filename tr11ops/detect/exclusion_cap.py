@@ -14,7 +14,7 @@ from tr11ops.detect.nodes_left import (
     cannot_return,
     excluded_nodes,
     exclusion_limit,
-    needed_nodes,
+    needed_next,
     nodes_of_partition,
     partition_of,
     spare_nodes,
@@ -82,13 +82,13 @@ def _near(snapshot: Snapshot) -> Iterator[Finding]:
     if not names or limit is None:
         return
     left = limit.most - len(names)
-    usable, needed = usable_nodes(snapshot), needed_nodes(snapshot) or 0
+    usable = usable_nodes(snapshot)
     if left > 1:
         return
-    named = counted(len(names), "node is", "nodes are")
+    named, there = counted(len(names), "node is", "nodes are"), counted(len(in_partition), "node")
     evidence: tuple[str, ...] = (
         f"excluded: {first_few(names, NAMED)}",
-        f"{counted(len(in_partition), 'node')}, {usable} usable, {needed} needed; at most {limit.most} may be excluded",
+        f"{there}, {usable} usable, {limit.needed} needed; at most {limit.most} may be excluded",
     )
     if left < 1:
         title = f"{named} excluded, no more may be: {_what_may_be_lost(snapshot)}"
@@ -135,7 +135,7 @@ def _what_may_be_lost(snapshot: Snapshot) -> str:
 
 def _what_helps(snapshot: Snapshot, node: str, why: str) -> str:
     """Its exclusion past the cap, where an attempt still finds its nodes without it; else a check of it."""
-    usable, needed = usable_nodes(snapshot), needed_nodes(snapshot)
+    usable, needed = usable_nodes(snapshot), needed_next(snapshot)
     if usable is None or needed is None or usable <= needed:
         return derived.command(snapshot, f"nodes check {node}")
     return _past(snapshot, node, why or "it was found bad")

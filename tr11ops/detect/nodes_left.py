@@ -6,21 +6,24 @@ from collections.abc import Collection, Mapping
 
 from tr11ops.base.observed import Unknown, known
 from tr11ops.cluster.base import Node
+from tr11ops.cluster.capacity import with_room
 from tr11ops.cluster.node_states import is_loss_alone
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.rundir.exclusion import Exclusion
-from tr11ops.rundir.exclusion_limit import ExclusionLimit, partition_nodes
+from tr11ops.rundir.exclusion_limit import ExclusionLimit, partition_nodes, partitions_of
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER
 
 TO_BE_REBOOTED = "reboot_requested"  # such a node may get work again, once it is back
 MEANT_SECONDS = 86_400.0  # so long what a person excluded is what that person wants
 
 
-def partition_of(snapshot: Snapshot, otherwise: str = "") -> str:
-    """The partition that the run uses: the card's, else that of its jobs; "" where neither says."""
+def partition_of(snapshot: Snapshot) -> str:
+    """The partition that the run uses: that of what is queued, else the card's, else that of its other jobs; "" where
+    none says."""
+    queued = partitions_of(with_room(snapshot.pending_jobs, known(snapshot.nodes, ())))
     named = [job.partition for job in known(snapshot.jobs, ()) if job.partition]
-    return snapshot.run.operation.partition or otherwise or (named[0] if named else "")
+    return queued or snapshot.run.operation.partition or (named[0] if named else "")
 
 
 def nodes_of_partition(snapshot: Snapshot, partition: str) -> tuple[Node, ...]:
@@ -29,14 +32,24 @@ def nodes_of_partition(snapshot: Snapshot, partition: str) -> tuple[Node, ...]:
 
 
 def needed_nodes(snapshot: Snapshot) -> int | None:
-    """How many nodes one attempt asks for, spares included; None where the card does not say."""
+    """How many nodes one attempt asks for by the card, spares included; None where that does not say it."""
     return snapshot.run.operation.allocated_nodes or snapshot.run.nodes
 
 
 def needed_next(snapshot: Snapshot) -> int | None:
-    """What the next attempt asks for: what is queued may be of another shape than the card is now."""
-    queued = [job.node_count for job in derived.startable_jobs(snapshot) if job.node_count]
-    return max(queued) if queued else needed_nodes(snapshot)
+    """What the next attempt asks for: what is queued may be of another shape than the card is now.
+
+    Of several jobs it is the one that asks for least, for it starts first; not one that waits for another of them.
+    """
+    queued = derived.startable_jobs(snapshot) or with_room(snapshot.pending_jobs, known(snapshot.nodes, ()))
+    asked = [job.node_count for job in derived.first_in_line(queued) if job.node_count]
+    return min(asked) if asked else needed_nodes(snapshot)
+
+
+def needed_queued(snapshot: Snapshot) -> int | None:
+    """The most that anything queued asks for; else what the card does."""
+    queued = with_room(snapshot.pending_jobs, known(snapshot.nodes, ()))
+    return max((job.node_count for job in queued), default=needed_nodes(snapshot))
 
 
 def spare_nodes(snapshot: Snapshot) -> tuple[int, bool]:
@@ -164,12 +177,12 @@ def _against_return(snapshot: Snapshot, entry: Exclusion) -> str:
 def usable_nodes(snapshot: Snapshot, partition: str = "") -> int | None:
     """Nodes that the scheduler may use, now or when their present work ends, and that the run does not exclude.
 
-    None where nodes or exclusions are unknown.
+    `partition`: in which to look, "" for the run's. None where nodes or exclusions are unknown.
     """
     if isinstance(snapshot.nodes, Unknown) or isinstance(snapshot.exclusions, Unknown) or not snapshot.nodes:
         return None
     excluded = {entry.node for entry in snapshot.exclusions}
-    nodes = nodes_of_partition(snapshot, partition_of(snapshot, partition))
+    nodes = nodes_of_partition(snapshot, partition or partition_of(snapshot))
     return sum(node.is_usable and node.name not in excluded for node in nodes)
 
 
@@ -183,9 +196,11 @@ def fewer_spares(snapshot: Snapshot, usable: int | None) -> str:
 
 
 def exclusion_limit(snapshot: Snapshot) -> ExclusionLimit | None:
-    """How many nodes may be excluded by the card; None where that cannot be told."""
+    """How many nodes may be excluded; None where that cannot be told."""
     needed = needed_nodes(snapshot)
     if isinstance(snapshot.nodes, Unknown) or not snapshot.nodes or needed is None:
         return None
-    names = [node.name for node in nodes_of_partition(snapshot, partition_of(snapshot))]
-    return ExclusionLimit.of(names, needed, snapshot.run.operation.exclusion_cap_percent)
+    return ExclusionLimit.of_run(
+        snapshot.nodes, snapshot.pending_jobs, partitions=(partition_of(snapshot),),
+        allocated=needed, percent=snapshot.run.operation.exclusion_cap_percent,
+    )  # fmt: skip

@@ -6,7 +6,7 @@ import shlex
 
 from tr11ops.base.observed import known
 from tr11ops.base.units import counted
-from tr11ops.detect.nodes_left import excluded_nodes, exclusion_limit, fewer_spares, needed_next, usable_nodes
+from tr11ops.detect.nodes_left import excluded_nodes, exclusion_limit, fewer_spares, needed_queued, usable_nodes
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Snapshot
 
@@ -56,7 +56,7 @@ def _left_without(snapshot: Snapshot, node: str) -> int | None:
 
 def _spares_without(snapshot: Snapshot, node: str) -> str:
     """The option for an attempt with the spares that are left without this node; "" where all are, or none fits."""
-    left, needed = _left_without(snapshot, node), needed_next(snapshot)
+    left, needed = _left_without(snapshot, node), needed_queued(snapshot)
     if left is None or needed is None or left >= needed:
         return ""
     return fewer_spares(snapshot, left)

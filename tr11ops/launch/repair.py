@@ -47,8 +47,7 @@ def carry_out(
     journal = Journal(job.directory.journal)
     records: tuple[Submission, ...] = ()
     with launch_lock(job.directory.launch_lock):
-        found = plan_again()
-        if (found.steps, found.resubmit, found.after) != (change.steps, change.resubmit, change.after):
+        if not plan_again().is_as(change):
             return RepairOutcome(failed=("the queue has changed meanwhile, and nothing was done: look again",))
         again = relaunch_of(job, change)
         if again is not None and view is not None:

@@ -130,7 +130,7 @@ def _waiting_for(snapshot: Snapshot, *waits: Wait) -> tuple[Job, ...]:
             job.raw_id: stuck[number]
             for job in behind
             if job.raw_id not in inherited
-            for number in re.findall(r"\d+", job.dependency)
+            for number in awaited_by(job)
             if number in stuck
         }
         inherited |= found
@@ -156,6 +156,17 @@ def _wait_of(snapshot: Snapshot, job: Job) -> Wait:
     if wait is Wait.PASSES and too_few_usable(snapshot, job):
         return Wait.NODES
     return wait
+
+
+def first_in_line(queued: tuple[Job, ...]) -> tuple[Job, ...]:
+    """Those of these queued jobs that wait for no other of them."""
+    numbers = {number for job in queued for number in (job.array_id or "", job.raw_id)}
+    return tuple(job for job in queued if numbers.isdisjoint(awaited_by(job))) or queued
+
+
+def awaited_by(job: Job) -> tuple[str, ...]:
+    """The numbers of the jobs after which a job may start."""
+    return tuple(re.findall(r"\d+", job.dependency))
 
 
 def queued_tasks(jobs: tuple[Job, ...]) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from tr11ops.base.observed import known
 from tr11ops.base.units import counted
 from tr11ops.cluster.base import Job, Node
-from tr11ops.cluster.capacity import NodeNeed, lacking
+from tr11ops.cluster.capacity import NodeNeed, lacking, why_no_room
 from tr11ops.observe.snapshot import Snapshot
 
 
@@ -22,19 +22,8 @@ def is_shut(snapshot: Snapshot, job: Job) -> bool:
 
 
 def misplaced(snapshot: Snapshot, job: Job) -> str:
-    """Why no partition that the job is queued in could ever start it, in words; "" where one could, or is not known.
-
-    Nodes count as they are built, whatever their state is now.
-    """
-    found = []
-    for name in _partitions(job):
-        nodes = _nodes_of(snapshot, name)
-        fits = len(nodes) - len(lacking(NodeNeed(gpus=job.gpus_per_node), nodes))
-        if not nodes or job.node_count <= fits:
-            return ""
-        with_gpus = f" with {counted(job.gpus_per_node, 'GPU')}" if job.gpus_per_node else ""
-        found.append(f"it asks for {counted(job.node_count, 'node')}{with_gpus}, partition {name} has {fits}")
-    return "; ".join(found)
+    """Why no partition that the job is queued in could ever start it, in words; "" where one could, or is not known."""
+    return why_no_room(job, known(snapshot.nodes, ()))
 
 
 def too_few_usable(snapshot: Snapshot, job: Job) -> str:

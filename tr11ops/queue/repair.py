@@ -58,6 +58,14 @@ class Repair(Record):
     def is_empty(self) -> bool:
         return not self.steps and not self.resubmit
 
+    def is_as(self, other: Repair) -> bool:
+        """Whether both would do the same to the same jobs; why these wait, and since when, changes by itself."""
+        return self._acts() == other._acts()
+
+    def _acts(self) -> tuple[object, ...]:
+        steps = [(step.action, step.job, [job.job_id for job in step.jobs]) for step in self.steps]
+        return steps, self.resubmit, self.after
+
 
 def plan_repair(
     snapshot: Snapshot,

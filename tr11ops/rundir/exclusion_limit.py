@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterable
 from typing import Self
 
 from tr11ops.base.units import counted
-from tr11ops.cluster.base import Node
+from tr11ops.cluster.base import Job, Node
+from tr11ops.cluster.capacity import with_room
 from trainer.contract.record import Record
 
 DEFAULT_PERCENT = 10.0
@@ -36,8 +37,8 @@ def percent_for(partition_nodes: int, needed_nodes: int, count: int) -> int | No
 def partition_nodes(nodes: Iterable[Node], *named: str | None) -> tuple[Node, ...]:
     """The nodes that count for a run: those of the first of these partitions that has any; all where none has.
 
-    Who asks names the card's partition first, then those of the run's jobs ("a,b": either), then the cluster's default
-    one, as far as each is known.
+    Who asks names those of the run's queued jobs first ("a,b": either), then the card's, then those of the run's other
+    jobs, then the cluster's default one, as far as each is known.
     """
     every = tuple(nodes)
     for name in filter(None, named):
@@ -46,6 +47,11 @@ def partition_nodes(nodes: Iterable[Node], *named: str | None) -> tuple[Node, ..
         if found:
             return found
     return every
+
+
+def partitions_of(jobs: Iterable[Job]) -> str:
+    """The partitions of these jobs as one name for `partition_nodes`; "" where none says its own."""
+    return ",".join(sorted({job.partition for job in jobs if job.partition}))
 
 
 class ExclusionLimit(Record):
@@ -62,6 +68,26 @@ class ExclusionLimit(Record):
         `needed` are the nodes of one attempt, spares included; `percent` is the card's KEY.
         """
         return cls(most_exclusions(len(partition), needed, percent), frozenset(partition), needed)
+
+    @classmethod
+    def of_run(
+        cls,
+        nodes: Iterable[Node],
+        jobs: Iterable[Job],
+        *,
+        partitions: Iterable[str | None],
+        allocated: int,
+        percent: float | None,
+    ) -> Self:
+        """For a run as it is now: its queued `jobs` say how many nodes an attempt needs, and where.
+
+        Where none is queued it is the card that says it: `allocated` nodes, in the first of `partitions`.
+        """
+        every = tuple(nodes)
+        queued = with_room(jobs, every)
+        counting = partition_nodes(every, partitions_of(queued), *partitions)
+        needed = max((job.node_count for job in queued), default=allocated)
+        return cls.of([node.name for node in counting], needed, percent)
 
     def counted(self, excluded: Iterable[str]) -> int:
         """How many of these count."""

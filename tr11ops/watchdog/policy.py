@@ -23,7 +23,7 @@ from tr11ops.detect.nodes_left import (
     blame_stands,
     excluded_nodes,
     exclusion_limit,
-    needed_nodes,
+    needed_next,
     nodes_of_partition,
     partition_of,
 )
@@ -300,7 +300,7 @@ def _use_avoided(draft: _Draft) -> None:
     snapshot = draft.snapshot
     if snapshot.active_jobs or not derived.startable_jobs(snapshot):
         return
-    needed = needed_nodes(snapshot)
+    needed = needed_next(snapshot)
     free = {node.name for node in nodes_of_partition(snapshot, partition_of(snapshot)) if _is_free(node)}
     listed = {entry.node: entry for entry in known(snapshot.exclusions, ())}
     avoided = [entry for entry in listed.values() if entry.state == NodeStanding.AVOID and entry.node in free]

@@ -86,9 +86,16 @@ def test_a_wrong_node_is_named_with_rank_gpu_and_exclusion() -> None:
 
 def test_a_bad_node_that_the_cap_keeps_is_named_and_no_spare() -> None:
     held = running(nodes=tuple(f"n{number:02d}" for number in range(1, 51)), node_count=50)
-    seen: dict[str, Any] = {"exclusions": (), "nodes": nodes(50), "jobs": (held, pending()), "launch_ends": BAD}
+    seen: dict[str, Any] = {
+        "exclusions": (),
+        "nodes": nodes(50),
+        "jobs": (held, pending(node_count=50)),
+        "launch_ends": BAD,
+    }
     launched = tuple(node for node in held.nodes if node not in {"n20", "n50"})
-    assert node_use(operated(**seen), ExtraObservations(launch_nodes=launched)) == NodeUse(48, 2, 0)
+    assert node_use(
+        operated(**{**seen, "jobs": (held, pending())}), ExtraObservations(launch_nodes=launched)
+    ) == NodeUse(48, 2, 0)
     capped = operated(facts=facts(allocated_nodes=50), **seen)
     assert node_use(capped, ExtraObservations(launch_nodes=launched)) == NodeUse(48, 1, 0)
     (finding,) = exclusion_cap.detect(capped)
@@ -168,7 +175,7 @@ def test_at_the_cap_it_is_said_how_many_nodes_an_attempt_may_still_lose() -> Non
     held = running(nodes=tuple(f"n{number:02d}" for number in range(1, 51)), node_count=50)
     full: dict[str, Any] = {"exclusions": excluded(2), "facts": facts(allocated_nodes=50)}
     said = "2 nodes are excluded, no more may be: "
-    (waits,) = exclusion_cap.detect(operated(jobs=(pending(),), **full))
+    (waits,) = exclusion_cap.detect(operated(jobs=(pending(node_count=50),), **full))
     assert waits.title == said + "an attempt can lose 2 nodes, and stops at the next"
     (trains,) = exclusion_cap.detect(operated(jobs=(held,), **full))
     assert trains.title == said + "the attempt can lose 2 more nodes, and stops at the next"

@@ -192,7 +192,7 @@ class Course:
         values: dict[str, Any] = {
             "time": self.clock,
             "run": facts_with(facts, task_seconds=360_000.0),
-            "jobs": (pending(),) if self.dead else (job, pending()),
+            "jobs": (pending(node_count=2),) if self.dead else (job, pending(node_count=2)),
             "steps": tuple(self.steps[-400:]),
             "heartbeats": beats,
             "attempts": (Attempt(str(self.job), self.started, None),),

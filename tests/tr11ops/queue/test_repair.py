@@ -164,3 +164,16 @@ def test_nothing_absent_foreign_or_unknown_is_replaced(monkeypatch: pytest.Monke
     foreign = plan_replacement(snapshot(jobs=(running(), pending(user="bob"))), "ana")
     assert foreign.refusals == ("job 1000_[8-10%1] is bob's, who alone can cancel it",)
     assert plan_replacement(snapshot(jobs=Unknown("timed out")), "ana").read_errors == ("jobs: timed out",)
+
+
+def test_a_queue_is_the_same_whatever_its_jobs_wait_for() -> None:
+    """Slurm looks at them anew every few seconds: what was agreed to is done all the same."""
+    shown = plan_replacement(snapshot(jobs=(pending((1, 2), reason="None"),)), "ana")
+    later = pending((1, 2), reason="PartitionDown", priority=4294901758, start_time=NOW + HOUR, eligible_time=NOW)
+    assert plan_replacement(snapshot(jobs=(later,)), "ana").is_as(shown)
+    for others in (
+        (pending((2,)),),
+        (pending((1, 2)), pending((9,), array_id="2000", raw_id="2000", job_id="2000_9")),
+        (),
+    ):
+        assert not plan_replacement(snapshot(jobs=others), "ana").is_as(shown)

@@ -7,18 +7,20 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from tests.tr11ops.agent.queues import Queue
 from tests.tr11ops.detect.operation_cases import operated
 from tests.tr11ops.launch.run_inputs import write_card
-from tests.tr11ops.status_cases import pending
+from tests.tr11ops.status_cases import pending, running
 from tr11ops.agent.mitigation import ActingAttempt, Mitigation
 from tr11ops.agent.step import LineTee
-from tr11ops.cli import nodes_change
 from tr11ops.cli.nodes_view import NodesContext
-from tr11ops.cluster.base import Node, Partition
+from tr11ops.cluster.base import Job, Node, Partition
 from tr11ops.cluster.local import LocalScheduler
 from tr11ops.detect.nodes_left import exclusion_limit
 from tr11ops.observe.operation_files import operation_facts
+from tr11ops.queue.queued_jobs import PendingJobs
 from tr11ops.runcard.card import load_card
 from tr11ops.rundir.exclusion_limit import ExclusionLimit, most_exclusions, partition_nodes, percent_for
 from tr11ops.rundir.paths import RunDirectory
@@ -61,37 +63,45 @@ CLUSTER = (
 
 
 @pytest.mark.parametrize(
-    ("of_card", "of_job", "most"),
+    ("of_card", "job", "most", "needed"),
     [
-        ("gpu_p5", "gpu_p5", 2), ("gpu_p6", "", 1),
-        ("gpu_p6", "gpu_p5", 1),  # a person has moved the job: the card says where the next one goes
-        ("", "gpu_p6", 1),  # the cluster's default one is another
-        ("", "gpu_p5,gpu_p6", 4),  # the job may go to either
+        ("gpu_p5", pending(partition="gpu_p5", node_count=4), 2, 4), ("gpu_p6", None, 1, 4),
+        ("gpu_p6", pending(partition="gpu_p5", node_count=4), 2, 4),  # a person has moved the job: it starts there
+        ("gpu_p6", running(partition="gpu_p5", node_count=4), 1, 4),  # what follows it goes where the card says
+        ("", pending(partition="gpu_p6", node_count=4), 1, 4),  # the cluster's default one is another
+        ("", pending(partition="gpu_p5,gpu_p6", node_count=4), 4, 4),  # the job may go to either
+        ("gpu_p5", pending(partition="gpu_p5", node_count=7), 1, 7),  # it was queued as the card was before
+        ("gpu_p5", pending(partition="gpu_p5", node_count=8), 0, 8),
+        ("gpu_p5", pending(partition="gpu_p5", node_count=2, reason="JobHeldUser", priority=0), 2, 2),
+        ("gpu_p5", pending(partition="gpu_p6", node_count=6), 2, 4),  # what can never start there needs nothing
+        ("gpu_p5", pending(partition="gpu_p5", node_count=8, reason="BadConstraints"), 2, 4),
+        ("gpu_p5", running(partition="gpu_p5", node_count=7), 2, 4),  # it has its nodes
     ],
 )  # fmt: skip
-def test_everyone_who_asks_gets_the_same_answer(tmp_path: Path, of_card: str, of_job: str, most: int) -> None:
-    """Command and job go by the card, watchdog and detectors by a snapshot: spares count for all, and one partition."""
+def test_everyone_who_asks_gets_the_same_answer(
+    tmp_path: Path, of_card: str, job: Job | None, most: int, needed: int
+) -> None:
+    """Command, job, watchdog and detectors: what is queued counts, before the card, spares and one partition."""
     named = [f"slurm.partition={of_card}"] if of_card else []
     card = load_card(write_card(tmp_path), ["slurm.spare_nodes=2", *named], {}, directory=tmp_path)
     directory = RunDirectory(card.paths, card.kill_switch)
-    job = pending(partition=of_job, comment=directory.comment("20260101-000000-00000000"))
-    jobs = (job,) if of_job else ()
+    jobs = () if job is None else (replace(job, comment=directory.comment("20260101-000000-00000000")),)
     seen = exclusion_limit(operated(facts=operation_facts(card), nodes=CLUSTER, jobs=jobs))
 
     names = tuple(node.name for node in CLUSTER if "gpu_p5" in node.partitions)
     default = Partition("gpu_p5", None, names, is_default=True)
     desk = NodesContext(card, directory, LocalScheduler(), "me", CLUSTER, default, jobs, ())
-    assert nodes_change._limit(desk) == seen
+    assert desk.limit == seen
 
     scheduler = LocalScheduler()
     scheduler.nodes = lambda: CLUSTER  # type: ignore[method-assign]
-    mitigation = Mitigation(
-        ActingAttempt(card, directory, "11", "", of_job), scheduler, None, LineTee(tmp_path / "log")
-    )
+    queue = PendingJobs(Queue(*jobs), directory, None, lambda _: None, pause=lambda _: None)  # type: ignore[arg-type]
+    attempt = ActingAttempt(card, directory, "11", "", job.partition if job is not None else "")
+    mitigation = Mitigation(attempt, scheduler, queue, LineTee(tmp_path / "log"))
     mitigation.prepare()
     mitigation.wait()
-    assert mitigation._limit() == seen
-    assert seen is not None and (seen.most, seen.needed) == (most, 4)
+    assert mitigation._limit == seen
+    assert seen is not None and (seen.most, seen.needed) == (most, needed)
 
 
 def test_the_default_partition_counts_where_none_is_named() -> None:

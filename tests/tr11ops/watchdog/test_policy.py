@@ -350,6 +350,11 @@ def test_what_is_only_avoided_is_used_again_where_an_attempt_would_wait() -> Non
         assert words(decide(idle(nodes=free(count), **waits))) == []
     busy = (Node("n05", frozenset({"allocated"})), *(node for node in free(51) if node.name != "n05"))
     assert words(decide(idle(nodes=busy, **waits))) == [("include", "n02"), ("include", "n01")]
+    for asked, back in ((46, []), (47, ["n02"]), (48, ["n02", "n01"])):  # by what is queued, not by the card
+        waits["jobs"] = (pending(node_count=asked),)
+        assert words(decide(idle(nodes=free(50), **waits))) == [("include", node) for node in back]
+    waits["jobs"] = (pending(node_count=46), pending((1,), array_id="2000", raw_id="2000", dependency="afterany:1000"))
+    assert words(decide(idle(nodes=free(50), **waits))) == []  # the second one comes after the first
 
 
 def test_queued_jobs_that_an_attempt_did_not_hold_are_held() -> None:
