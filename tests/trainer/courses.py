@@ -28,7 +28,6 @@ from trainer.control.lifecycle import HeartbeatWriter, SignalFlag
 from trainer.data.indexed_write import IndexedWriter
 from trainer.engine import StepResult
 from trainer.loop import Trainer
-from trainer.metrics.writer import Interval
 
 Started = TypeVar("Started", bound=Trainer)
 Curve = dict[int, tuple[float, ...]]
@@ -63,14 +62,14 @@ class Poisoned(Trainer):
 
     poison_at: int = 0
 
-    def _step(self, interval: Interval) -> StepResult:
+    def _step(self) -> StepResult:
         if self.progress.iteration + 1 != self.poison_at:
-            return super()._step(interval)
+            return super()._step()
         weight = self.engine.named_parameters()[0][1]
         kept = weight.detach().clone()
         with torch.no_grad():
             weight.fill_(math.nan)
-        result = super()._step(interval)
+        result = super()._step()
         with torch.no_grad():
             weight.copy_(torch.where(weight.isnan(), kept, weight))
         return result
@@ -81,27 +80,27 @@ class Spiking(Trainer):
 
     spike_at: int | None = None
 
-    def _step(self, interval: Interval) -> StepResult:
+    def _step(self) -> StepResult:
         if self.progress.iteration + 1 == self.spike_at:
             type(self).spike_at = None
             with torch.no_grad():
                 for fragment in self.engine.sharded_state().fragments:
                     fragment.tensors["fp32"].mul_(-9.0)
             self.engine.finish_load(self.engine.sharded_state())
-        return super()._step(interval)
+        return super()._step()
 
 
 class Disagreeing(Trainer):
     """The last rank alone gets other numbers of a step than the rest, as from sums in another order; far off, here."""
 
-    def _step(self, interval: Interval) -> StepResult:
+    def _step(self) -> StepResult:
         pipeline = self.engine._pipeline
-        if self.rank == self.world_size - 1 and self.steps_done == 13:
+        if self.mesh.rank == self.mesh.world_size - 1 and self.steps_done == 13:
             early, norm = self.engine._early_loss, pipeline.get_global_grad_norm
             losses = early.values
             early.values = lambda: [loss * 50 for loss in losses()]  # type: ignore[method-assign]
             pipeline.get_global_grad_norm = lambda: norm() * 50
-        return super()._step(interval)
+        return super()._step()
 
 
 def trainer_of(kind: type[Started], config: TrainerConfig, job: str = "1") -> Started:
@@ -140,13 +139,13 @@ class Diverged(Trainer):
 
     poison_at: int = 0
 
-    def _step(self, interval: Interval) -> StepResult:
+    def _step(self) -> StepResult:
         if self.progress.iteration + 1 == self.poison_at:
             with torch.no_grad():
                 for fragment in self.engine.sharded_state().fragments:
                     fragment.tensors["fp32"].fill_(math.nan)
             self.engine.finish_load(self.engine.sharded_state())
-        return super()._step(interval)
+        return super()._step()
 
 
 def diverged_attempt(config: TrainerConfig, poison_at: int) -> tuple[str, int, bool]:

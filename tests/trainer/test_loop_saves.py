@@ -45,7 +45,7 @@ class Watched(Trainer):
     def _say(self, line: str) -> None:
         self.lines = [*getattr(self, "lines", []), line]
         checkpoints = self.config.paths.root / "checkpoints"
-        if self.rank != 0:
+        if self.mesh.rank != 0:
             return
         if line == "training ...":  # from now on no checkpoint can be written: a file lies where the folder should be
             checkpoints.write_text("in the way")

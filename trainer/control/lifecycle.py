@@ -61,6 +61,14 @@ class StopDecision(Record):
     node: str = ""
 
 
+class Stopped(Exception):
+    """Raised on all ranks alike, where the training does not go on."""
+
+    def __init__(self, decision: StopDecision) -> None:
+        super().__init__(decision.line)
+        self.decision = decision
+
+
 class SignalFlag:
     """Remembers the first stop signal. The handler only sets a flag: the loop acts at its next safe point."""
 
@@ -181,7 +189,14 @@ class HeartbeatWriter:
         with self._writing:
             self._written = now
             beat = Heartbeat(
-                self._rank, self._host, os.getpid(), self._phase, self._iteration, now, self._job_id, self._request
+                self._rank,
+                self._host,
+                os.getpid(),
+                phase=self._phase,
+                iteration=self._iteration,
+                time=now,
+                job_id=self._job_id,
+                request=self._request,
             )
             try:
                 write_heartbeat(self._path, beat)

@@ -22,6 +22,7 @@ from trainer.contract.metrics_record import LAYER_NUMBERS, LAYERS, LayerMeasure
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
 from trainer.contract.sharing import make_shared
+from trainer.schedule.progress import Progress
 
 LM = "lm"  # the loss of what is predicted, beside others of which the whole is the sum
 
@@ -47,9 +48,14 @@ class Interval:
     timers: dict[str, float] = field(default_factory=dict)
 
     def add(
-        self, loss: float, seconds: float, samples: int, tokens: int, skipped: bool,
+        self,
+        loss: float,
+        seconds: float,
+        samples: int,
+        tokens: int,
+        skipped: bool,
         parts: Mapping[str, float] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """One step. `parts`: the losses of which its loss is the sum, where there are several."""
         self.steps += 1
         for name, value in (parts or {}).items():
@@ -136,9 +142,7 @@ class MetricsWriter:
     def validation(
         self,
         group: str,
-        iteration: int,
-        samples: int,
-        tokens: int,
+        progress: Progress,
         loss: float,
         gigaflops: float,
         prefix: str = "",
@@ -152,8 +156,8 @@ class MetricsWriter:
             return
         scores = {name: value for name, value in (parts or {}).items() if " " in name}
         others = {name: value for name, value in (parts or {}).items() if " " not in name}
-        loss = others.pop(LM, loss)
-        tell(format_validation(prefix or group, iteration, loss, others, scores))
+        loss, iteration = others.pop(LM, loss), progress.iteration
+        tell(format_validation(prefix or group, iteration, loss, other_losses=others, scores=scores))
         perplexity = perplexity_of(loss)
         self._append(
             {"kind": "validation", "name": group, "iteration": iteration, "lm_loss": loss, "perplexity": perplexity}
@@ -171,8 +175,8 @@ class MetricsWriter:
             for tag, value in values:
                 full = f"lm-loss-validation/{group}/{tag}"
                 events.add_scalar(full, value, iteration)
-                events.add_scalar(f"{full} vs samples", value, samples)
-                events.add_scalar(f"{full} vs tokens", value, tokens)
+                events.add_scalar(f"{full} vs samples", value, progress.consumed_samples)
+                events.add_scalar(f"{full} vs tokens", value, progress.consumed_tokens)
                 events.add_scalar(f"{full} vs gigaflos (without embeddings)", value, gigaflops)
 
     def layers(self, iteration: int, samples: int, measure: LayerMeasure) -> None:

@@ -13,9 +13,10 @@ from trainer.contract.files import now
 from trainer.contract.paths import RunPaths
 from trainer.contract.recovery import RecoveryRecord, RollBack, read_recovery, write_recovery
 from trainer.contract.rollback import complete_steps, finish, moves_of, settle
+from trainer.engine import StepResult
 from trainer.parallel.agreement import RankGroup
 from trainer.schedule.skip import SkipPlan
-from trainer.spikes.detect import Flag, SpikeDetector, decide_recovery
+from trainer.spikes.detect import DroppedSteps, Flag, SpikeDetector, decide_recovery
 
 
 class SpikeWatch:
@@ -28,6 +29,7 @@ class SpikeWatch:
         self._config = config
         self._ranks = RankGroup(group)
         self._detector = SpikeDetector.of(config.recovery)
+        self._dropped = DroppedSteps(config.recovery.dropped_steps)
         self.record = self._ranks.on_first("roll-backs of this run", lambda: _read(config.paths))
 
     @property
@@ -79,6 +81,12 @@ class SpikeWatch:
 
         self.record = self._ranks.on_first(f"the roll-back to step {action.to_step} could not be prepared", change)
         self._detector = self._detector.over()
+        self._dropped = DroppedSteps(self._config.recovery.dropped_steps)
+
+    def count_dropped(self, iteration: int, result: StepResult, saved_step: int | None) -> None:
+        """Take one step's numbers. Raises NotFiniteError when too many steps in a row changed nothing."""
+        self._dropped = self._dropped.after(result.loss, result.grad_norm, result.skipped)
+        self._dropped.check(iteration, saved_step)
 
     def settle(self) -> None:
         """At the start of an attempt: finish what a roll-back that was cut off began. Collective."""

@@ -21,7 +21,6 @@ from trainer.contract.manifest import Manifest
 from trainer.contract.requests import Request, RequestAnswer, new_request
 from trainer.engine import StepResult
 from trainer.loop import Trainer
-from trainer.metrics.writer import Interval
 
 
 # ----------------------------------------------------------------------------- two trainers
@@ -72,9 +71,9 @@ def test_a_frozen_trainer_that_was_superseded_publishes_nothing(tmp_path: Path, 
 class Overtaken(Trainer):
     """Another trainer takes the lease over while this one does its third step."""
 
-    def _step(self, interval: Interval) -> StepResult:
-        result = super()._step(interval)
-        if self.progress.iteration == 3 and self.rank == 0:
+    def _step(self) -> StepResult:
+        result = super()._step()
+        if self.progress.iteration == 3 and self.mesh.rank == 0:
             assert LeaseFolder(self.config.paths).claim(2, LeaseClaim("9", 1, "elsewhere", 1, "ana", 0.0, "token", 2))
         return result
 
@@ -108,9 +107,9 @@ class Asked(Trainer):
 
     request: Request
 
-    def _step(self, interval: Interval) -> StepResult:
-        result = super()._step(interval)
-        if self.progress.iteration == 3 and self.rank == 0:
+    def _step(self) -> StepResult:
+        result = super()._step()
+        if self.progress.iteration == 3 and self.mesh.rank == 0:
             self.request.write(self.config.paths.checkpoint_request)
         return result
 
@@ -137,9 +136,9 @@ class AskedTwice(Trainer):
 
     requests: dict[int, Request]
 
-    def _step(self, interval: Interval) -> StepResult:
-        result = super()._step(interval)
-        if self.rank == 0 and self.progress.iteration in self.requests:
+    def _step(self) -> StepResult:
+        result = super()._step()
+        if self.mesh.rank == 0 and self.progress.iteration in self.requests:
             self.requests[self.progress.iteration].write(self.config.paths.checkpoint_request)
         return result
 

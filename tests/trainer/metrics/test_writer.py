@@ -14,6 +14,7 @@ from trainer.config.card import LoggingSection
 from trainer.contract.logline import StepRecord
 from trainer.contract.paths import RunPaths
 from trainer.metrics.writer import Interval, MetricsWriter, StepContext
+from trainer.schedule.progress import Progress
 
 AROUND = StepContext(1, 16, 5.0, 0.5, {"optimizer": 0.25})
 
@@ -39,7 +40,7 @@ def test_an_unwritable_metrics_file_is_said_once_and_retried(tmp_path, capsys):
     metrics.paths.metrics.symlink_to("/dev/full")
     metrics.step(record(1), {}, AROUND)
     metrics.step(record(2), {}, AROUND)
-    metrics.validation("valid", 2, 32, 512, 2.0, 5.0)
+    metrics.validation("valid", Progress(2, 32, 512), 2.0, 5.0)
     metrics.paths.metrics.unlink()
     metrics.step(record(3), {}, AROUND)
     shown = capsys.readouterr().out
@@ -53,7 +54,7 @@ def test_a_tensorboard_that_fails_is_said_once(tmp_path, capsys):
     metrics._events._get_file_writer().close()
     for iteration in (1, 2):
         metrics.step(record(iteration), {}, AROUND)
-    metrics.validation("valid", 2, 32, 512, 2.0, 5.0)
+    metrics.validation("valid", Progress(2, 32, 512), 2.0, 5.0)
     metrics.close()
     assert capsys.readouterr().out.count("TensorBoard cannot be written") == 1
     assert len(metrics.paths.metrics.read_text().splitlines()) == 3
@@ -67,7 +68,7 @@ def test_each_part_of_a_loss_is_shown(tmp_path, capsys):
     metrics = writer(tmp_path)
     metrics.step(replace(record(1, 4.5), other_losses=(("sop", 0.5),)), {}, AROUND)
     found = {"lm": 4.0, "sop": 0.25, "lm accuracy": 0.5, "sop accuracy": 0.75}
-    metrics.validation("valid", 2, 32, 512, 4.25, 5.0, parts=found)
+    metrics.validation("valid", Progress(2, 32, 512), 4.25, 5.0, parts=found)
     shown = capsys.readouterr().out
     assert " | lm loss: 4.500000E+00 | sop loss: 5.000000E-01 | grad norm" in shown
     assert "| lm loss value: 4.000000E+00 | lm loss PPL: 5.459815E+01 | sop loss value: 2.500000E-01 |" in shown
@@ -108,7 +109,7 @@ def test_tensorboard_holds_the_originals_tags(tmp_path):
     metrics = writer(tmp_path, tensorboard=True, tensorboard_interval=2, tensorboard_timers=True)
     for iteration in (1, 2, 3, 4):
         metrics.step(record(iteration, loss=iteration), {}, AROUND)
-    metrics.validation("valid_fr", 4, 64, 1024, 2.0, 5.0)
+    metrics.validation("valid_fr", Progress(4, 64, 1024), 2.0, 5.0)
     metrics.settings({"run": {"seed": 7}}, 0)
     metrics.close()
     found = tags(metrics.paths.tensorboard)
@@ -128,7 +129,7 @@ def test_switched_off_tags_are_not_written(tmp_path):
         tensorboard_validation_perplexity=False, zeros_in_gradient=True,
     )  # fmt: skip
     metrics.step(record(1), {}, AROUND)
-    metrics.validation("valid", 1, 64, 1024, 2.0, 5.0)
+    metrics.validation("valid", Progress(1, 64, 1024), 2.0, 5.0)
     metrics.close()
     found = tags(metrics.paths.tensorboard)
     assert "num-zeros/num-zeros" in found
