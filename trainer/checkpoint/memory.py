@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
+from trainer.contract.record import Record
 from trainer.contract.units import size
 
 USABLE = 0.8  # of what is available: the data loader and the file system go on needing some
 
 
-class MemoryNeed(NamedTuple):
+class MemoryNeed(Record):
     """What one rank needs beyond what it has, in bytes, and what its host has left."""
 
     host: str

@@ -7,19 +7,19 @@ import json
 import os
 import tempfile
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import asdict
 
 from trainer.contract.errors import DataError
 from trainer.contract.files import write_json
 from trainer.contract.manifest import file_digest
+from trainer.contract.record import Record
 from trainer.contract.sharing import make_shared
 from trainer.contract.state_file import read_json
 from trainer.data.errors import explain_os_errors
@@ -28,14 +28,13 @@ from trainer.data.errors import explain_os_errors
 APPEARANCE_SECONDS = 30.0
 
 
-@dataclass(frozen=True)
-class CacheKey(ABC):
+class CacheKey(Record):
     """Everything that some arrays are a function of."""
 
     @property
-    @abstractmethod
     def stem(self) -> str:
         """Beginning of the files' names; differs whenever any field does."""
+        raise NotImplementedError
 
 
 def key_digest(key: CacheKey) -> str:
@@ -43,8 +42,7 @@ def key_digest(key: CacheKey) -> str:
     return hashlib.blake2b(json.dumps(asdict(key), sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
-@dataclass(frozen=True)
-class ArrayCache:
+class ArrayCache(Record):
     """A folder of arrays: one `.npy` for each part of a key and, written last, one `.json` with sizes and digests."""
 
     folder: Path

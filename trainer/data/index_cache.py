@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ BLEND_PARTS = ("set", "number")
 Blend = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 
 
-@dataclass(frozen=True)
 class IndexMapsKey(CacheKey):
     """Everything that index maps are a function of.
 
@@ -48,7 +46,6 @@ class IndexMapsKey(CacheKey):
         return f"{self.data_set}_{self.name}_indexmap_{size}_{key_digest(self)}"
 
 
-@dataclass(frozen=True)
 class BlendKey(CacheKey):
     """Everything that the order of a mixture is a function of: the weights, in their order, and its length."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ BLOCK = 256
 SMALLEST_IN_8_BITS = 4096  # elements of the whole parameter
 
 
-class BlockSpan(NamedTuple):
+class BlockSpan(Record):
     """Elements [start, start + blocks x width) of a run, which are `blocks` blocks from number `block` on."""
 
     start: int
@@ -189,9 +189,9 @@ class _Update(Record):
             beta1,
             beta2,
             group["eps"],
-            1.0 - learning_rate * group["weight_decay"],
-            learning_rate / (1.0 - beta1**step),
-            math.sqrt(1.0 - beta2**step),
+            decay=1.0 - learning_rate * group["weight_decay"],
+            rate=learning_rate / (1.0 - beta1**step),
+            root_correction=math.sqrt(1.0 - beta2**step),
         )
 
 

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from torch.optim.adamw import adamw
 
+from trainer.contract.record import Record
 from trainer.optim.flat_state import FlatStateOptimizer
 from trainer.optim.interface import MOMENTS
 
 LANES = 16  # fp32 numbers in the widest vector register of a CPU
 
 
-class _Tail(NamedTuple):
+class _Tail(Record):
     """The last elements of a partition that fill no vector register, before a step: in the order of the kernel."""
 
     group: dict[str, Any]
@@ -51,7 +52,7 @@ class AdamW(torch.optim.AdamW, FlatStateOptimizer):
                 state = self.state[partition]
                 live = [tensor[-elements:] for tensor in (partition.data, partition.grad, *map(state.get, MOMENTS))]
                 padded = [pad(tensor, (0, LANES - elements)) for tensor in live]
-                self._tails.append(_Tail(group, elements, live, padded, state["step"].clone()))
+                self._tails.append(_Tail(group, elements, live, padded, step=state["step"].clone()))
 
     @torch.no_grad()
     def _step_tails(self, *_: Any) -> None:
@@ -59,9 +60,21 @@ class AdamW(torch.optim.AdamW, FlatStateOptimizer):
             group, (beta1, beta2) = tail.group, tail.group["betas"]
             weights, gradient, mean, square = tail.padded
             adamw(
-                [weights], [gradient], [mean], [square], [], [tail.step], fused=True, amsgrad=False, maximize=False,
-                beta1=beta1, beta2=beta2, lr=group["lr"], weight_decay=group["weight_decay"], eps=group["eps"],
-            )  # fmt: skip
+                params=[weights],
+                grads=[gradient],
+                exp_avgs=[mean],
+                exp_avg_sqs=[square],
+                max_exp_avg_sqs=[],
+                state_steps=[tail.step],
+                fused=True,
+                amsgrad=False,
+                maximize=False,
+                beta1=beta1,
+                beta2=beta2,
+                lr=group["lr"],
+                weight_decay=group["weight_decay"],
+                eps=group["eps"],
+            )
             for live, stepped in zip(tail.live, tail.padded, strict=True):
                 live.copy_(stepped[: tail.elements])
         self._tails = []

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -53,7 +53,7 @@ class LambRules(Record):
     norm_of: NormOf = NormOf.EXACT
 
 
-class LambStep(NamedTuple):
+class LambStep(Record):
     """The numbers of one step of a parameter group. `mean_bias`, `root_bias`: what moments are divided by."""
 
     beta1: float
@@ -69,7 +69,16 @@ class LambStep(NamedTuple):
     def of(cls, group: Mapping[str, Any], step: int, corrects_mean: bool) -> LambStep:
         (beta1, beta2), decay = group["betas"], group["weight_decay"]
         mean_bias = 1.0 - beta1**step if corrects_mean else 1.0
-        return cls(beta1, beta2, group["eps"], decay, group["lr"], step, mean_bias, math.sqrt(1.0 - beta2**step))
+        return cls(
+            beta1=beta1,
+            beta2=beta2,
+            epsilon=group["eps"],
+            decay=decay,
+            learning_rate=group["lr"],
+            step=step,
+            mean_bias=mean_bias,
+            root_bias=math.sqrt(1.0 - beta2**step),
+        )
 
     def scaled(self, moment: Tensor, squares: Tensor) -> Tensor:
         """A moment over the root of the second one, both with their biases corrected: a new tensor."""
@@ -77,7 +86,7 @@ class LambStep(NamedTuple):
         return (moment / self.mean_bias).div_(root)
 
 
-class Chunk(NamedTuple):
+class Chunk(Record):
     """Live views of some elements of one tensor: master weights, gradient, and the state by name."""
 
     weights: Tensor

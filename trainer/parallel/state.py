@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from torch import Tensor
 
@@ -69,7 +68,7 @@ class ShardedState(Record):
     kinds: tuple[str, ...] = FRAGMENT_KINDS
 
 
-class Rectangle(NamedTuple):
+class Rectangle(Record):
     """A block of an n-D tensor whose elements are also contiguous in the flattened tensor.
 
     `offsets`, `sizes`: the block, one number per dimension. `start`: its first element, counted from the run's first,
@@ -91,7 +90,7 @@ def rectangles(local_shape: Sequence[int], start: int, numel: int) -> list[Recta
     if start < 0 or numel < 0 or start + numel > total:
         raise ValueError(f"run [{start}, {start + numel}) is outside a tensor of {total} elements")
     blocks: list[Rectangle] = []
-    _cut((), tuple(local_shape), (start, start + numel), -start, blocks)
+    _cut((), tuple(local_shape), (start, start + numel), shift=-start, blocks=blocks)
     return blocks
 
 
@@ -110,7 +109,7 @@ def _cut(
     first, last = -(-begin // row), end // row  # whole rows are [first, last)
 
     def cut_row(index: int, inner: tuple[int, int]) -> None:
-        _cut((*prefix, index), rest, inner, shift + index * row, blocks)
+        _cut((*prefix, index), rest, inner, shift=shift + index * row, blocks=blocks)
 
     if first > last:
         cut_row(last, (begin - last * row, end - last * row))

@@ -176,7 +176,7 @@ def test_name_holds_everything() -> None:
     }
     stems = {base.stem} | {replace(base, **{name: value}).stem for name, value in changes.items()}
     assert len(stems) == 11
-    assert set(changes) == set(base.__dataclass_fields__), "a field of the key is not tried here"
+    assert set(changes) == set(base.__struct_fields__), "a field of the key is not tried here"
     assert base.stem.startswith("demo_text_document_train_indexmap_500ns_16sl_1234s_")
 
 
@@ -244,7 +244,7 @@ def test_the_order_of_a_mixture_is_kept_and_named_after_it(tmp_path: Path) -> No
     assert sets.tolist() == fresh[0].tolist() and numbers.tolist() == fresh[1].tolist()
     others = [{"name": "valid"}, {"weights": (0.5, 0.2, 0.3)}, {"samples": 101}, {"revision": 2}]
     assert len({blend_key().stem} | {blend_key(**change).stem for change in others}) == 5
-    assert {name for change in others for name in change} == set(BlendKey.__dataclass_fields__)
+    assert {name for change in others for name in change} == set(BlendKey.__struct_fields__)
     for part in BLEND_PARTS:
         flip(cache.files.part_path(blend_key(), part))
         assert cache.ensure(blend_key()) is True

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.parallel.state import rectangles
+from trainer.parallel.state import Rectangle, rectangles
 
 
 @st.composite
@@ -28,9 +28,9 @@ def test_blocks_tile_the_run_in_order(run: tuple[tuple[int, ...], int, int]) -> 
     flat = torch.arange(math.prod(shape))
     whole, held = flat.view(shape), flat[start : start + numel]
     seen = []
-    for offsets, sizes, begin in rectangles(shape, start, numel):
-        region = whole[tuple(slice(o, o + s) for o, s in zip(offsets, sizes, strict=True))]
-        block = held[begin : begin + math.prod(sizes)].view(sizes)
+    for found in rectangles(shape, start, numel):
+        region = whole[tuple(slice(o, o + s) for o, s in zip(found.offsets, found.sizes, strict=True))]
+        block = held[found.start : found.start + math.prod(found.sizes)].view(found.sizes)
         assert torch.equal(region, block)
         seen += block.flatten().tolist()
     assert seen == held.tolist()
@@ -60,7 +60,7 @@ def test_no_cut_has_fewer_blocks(run: tuple[tuple[int, ...], int, int]) -> None:
 
 
 def test_scalar_and_empty() -> None:
-    assert rectangles((), 0, 1) == [((), (), 0)]
+    assert rectangles((), 0, 1) == [Rectangle((), (), 0)]
     assert rectangles((4, 2), 3, 0) == []
 
 

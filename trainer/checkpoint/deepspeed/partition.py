@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+
+from trainer.contract.record import Record
 
 ALIGNMENT = 2  # DeepSpeed pads a flat group to a multiple of this, times the data-parallel degree
 
 
-class FlatFragment(NamedTuple):
+class FlatFragment(Record):
     """A run of a parameter in one data rank's partition of a flat group.
 
     Elements [first, first + numel) of the flattened parameter are [start, start + numel) of the partition.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,7 +16,6 @@ MAP_REVISION = 1
 MAP_PARTS = ("samples",)
 
 
-@dataclass(frozen=True)
 class SampleMapKey(CacheKey):
     """Everything that a sample map is a function of: the lengths of the sentences and the documents that they form."""
 

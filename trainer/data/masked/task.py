@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from trainer.contract.record import Record
 from trainer.data.array_cache import ArrayCache, CacheKey
 from trainer.data.dataset import SampleSource, one_row
 from trainer.data.indexed import IndexedDataset
@@ -22,8 +21,7 @@ from trainer.data.masked.vocabulary import MaskingVocabulary
 from trainer.data.rows import NamedFields, Row, RowFormat
 
 
-@dataclass(frozen=True)
-class MaskedTask(ABC):
+class MaskedTask(Record):
     """What both kinds share. A split shares out documents, which are sequences of sentences."""
 
     seed: int
@@ -32,18 +30,18 @@ class MaskedTask(ABC):
     unit = "documents"
 
     @property
-    @abstractmethod
     def row(self) -> NamedFields:
         """The fields of a sample."""
+        raise NotImplementedError
 
     @property
-    @abstractmethod
     def map_rules(self) -> MapRules:
         """How sentences become samples."""
+        raise NotImplementedError
 
-    @abstractmethod
     def sample(self, sentences: list[Tokens], target: int, random: np.random.RandomState) -> Sample:
         """The fields of one sample."""
+        raise NotImplementedError
 
     def units(self, data: IndexedDataset) -> int:
         """Documents."""
@@ -69,7 +67,6 @@ class MaskedTask(ABC):
         return MaskedDataset(data, rows, self, key.samples)
 
 
-@dataclass(frozen=True)
 class BertTask(MaskedTask):
     """Masked words, and of two segments which comes first."""
 
@@ -90,10 +87,9 @@ class BertTask(MaskedTask):
 
     def sample(self, sentences: list[Tokens], target: int, random: np.random.RandomState) -> Sample:
         """The fields of one sample."""
-        return bert_sample(sentences, target, self.rules, self.vocabulary, random)
+        return bert_sample(sentences, target, self.rules, vocabulary=self.vocabulary, random=random)
 
 
-@dataclass(frozen=True)
 class T5Task(MaskedTask):
     """Runs of words that the decoder is to say."""
 
@@ -120,7 +116,7 @@ class T5Task(MaskedTask):
 
     def sample(self, sentences: list[Tokens], target: int, random: np.random.RandomState) -> Sample:
         """The fields of one sample."""
-        return t5_sample(sentences, target, self.rules, self.vocabulary, random)
+        return t5_sample(sentences, target, self.rules, vocabulary=self.vocabulary, random=random)
 
 
 class MaskedDataset:

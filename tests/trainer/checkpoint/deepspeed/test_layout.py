@@ -209,8 +209,8 @@ def test_partitions_are_deepspeeds(data: int) -> None:
             linked = get_hp_fragment_mapping(parameter, start, flat, {}, {}, False, 0, rank * size, size)
             name = next(name for (name, _), item in zip(sizes, parameters, strict=True) if item is parameter)
             address, where = linked.lp_fragment_address, linked.hp_fragment_address
-            theirs.append((name, address.start, address.numel, where.start))
-        assert [tuple(item) for item in ours] == theirs
+            theirs.append(partition.FlatFragment(name, address.start, address.numel, where.start))
+        assert ours == theirs
         padding = partition.padding_elements(total, data, rank)
         assert padding == size - sum(item.numel for item in ours)
         for item in ours:
