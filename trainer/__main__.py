@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> None:
     heartbeat = HeartbeatWriter(paths, rank, attempt.job_id, launch=attempt.launch)
     watch_for_kill_now(
         config.kill_switch,
-        lambda request: end_now(paths, attempt, heartbeat, rank, request),
+        lambda request: end_now(paths, attempt, heartbeat, rank=rank, request=request),
         OperationsOnRequest(paths, attempt.job_id, attempt.launch, rank),
     )
     # A newcomer watches the one who holds the lease for some seconds: these.
@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> None:
     with without_collections():
         from trainer.loop import run
 
-    run(config, card, attempt, heartbeat, flag, start_time, lease)
+    run(config, card, attempt, heartbeat=heartbeat, flag=flag, start_time=start_time, lease=lease)
 
 
 def _alone() -> dict[str, str]:

@@ -167,7 +167,7 @@ class Engine:
             if for_training:
                 groups = parameter_groups(logical_parameters(stage), config.optimizer.weight_decay)
                 rate, embeddings = config.schedule.learning_rate, {family.tied_name}
-                optimizer = build_optimizer(groups, config.optimizer, rate, embeddings, mesh)
+                optimizer = build_optimizer(groups, config.optimizer, rate, embeddings=embeddings, mesh=mesh)
                 watch = UpdateWatch(optimizer, mesh, config.logging.zeros_in_gradient)
                 if config.logging.layer_norms_interval is not None:
                     layer_norms = LayerNorms(optimizer, mesh, stage)
@@ -200,7 +200,19 @@ class Engine:
                 }
                 optimizer.register_step_pre_hook(lambda *_: compute.begin("optimizer"))
                 optimizer.register_step_post_hook(lambda *_: compute.end("optimizer"))
-        return cls(config, mesh, pipeline, stage, optimizer, watch, compute, ahead, early_loss, compiler, layer_norms)
+        return cls(
+            config,
+            mesh,
+            pipeline,
+            stage=stage,
+            optimizer=optimizer,
+            watch=watch,
+            compute=compute,
+            ahead=ahead,
+            early_loss=early_loss,
+            compiler=compiler,
+            layer_norms=layer_norms,
+        )
 
     @property
     def needs_data(self) -> bool:
@@ -247,7 +259,9 @@ class Engine:
         losses, norm, skipped = self._of_first_rank(self._early_loss.values(), norm, skipped)
         parts = {} if self._parts is None else dict(zip(self._parts.names.losses, losses[1:], strict=True))
         layers = measured.take(norm) if measured is not None else None
-        return StepResult(losses[0], norm, skipped, scale, watch.seconds, parts, layers)
+        return StepResult(
+            losses[0], norm, skipped, loss_scale=scale, update_seconds=watch.seconds, parts=parts, layers=layers
+        )
 
     def _begin_layers(self, iteration: int) -> LayerNorms | None:
         """What measures the layers in this step, if anything does."""
@@ -336,11 +350,11 @@ class Engine:
             pipeline,
             pipeline.functions,
             [list(module.parameters()) for module in self._modules],
-            pipeline.loss_fn if self.mesh.is_last_stage else None,
-            self._last_batch,
-            self._shape,
-            self.config.model.hidden_size,
-            self.family.plain_mark(self.config.data),
+            loss=pipeline.loss_fn if self.mesh.is_last_stage else None,
+            batch=self._last_batch,
+            shape=self._shape,
+            hidden_size=self.config.model.hidden_size,
+            plain_mark=self.family.plain_mark(self.config.data),
         )
 
     def _expect(self, micro_batch: int, length: int) -> None:
@@ -413,13 +427,24 @@ class Engine:
             sharding, local = sharding_of(parameter), tuple(parameter.shape)
             whole, offsets = sharding.global_shape(local), sharding.offsets(local, self.mesh.tensor_rank)
             is_owner = not self._is_tied_copy(name)
-            weights.append(LocalTensor(name, whole, offsets, parameter.data, is_owner))
+            weights.append(LocalTensor(name, whole, offsets, tensor=parameter.data, is_owner=is_owner))
             share = self._shares.get(name)
             if share is None or self._optimizer is None:  # no element of it lies in this rank's partition
                 continue
             masters = self._optimizer.partition(share.group).data.narrow(0, share.start, share.numel)
             held = {MASTERS: masters, **self._optimizer.moments(share)}
-            fragments.append(Fragment(name, whole, local, offsets, share.first, share.numel, held, is_owner))
+            fragments.append(
+                Fragment(
+                    name,
+                    whole,
+                    local,
+                    offsets=offsets,
+                    start=share.first,
+                    numel=share.numel,
+                    tensors=held,
+                    is_owner=is_owner,
+                )
+            )
         kinds = FRAGMENT_KINDS if self._optimizer is None else (MASTERS, *self._optimizer.state_names)
         return ShardedState(weights, fragments, self.optimizer_step(), kinds)
 

@@ -66,10 +66,18 @@ class Fingerprint(Record):
         least, most, mean, norm = (
             math.nan if value[name] is None else float(value[name]) for name in ("min", "max", "mean", "l2_norm")
         )
-        return cls(int(value["count"]), least, most, mean, norm, int(value["non_finite"]), int(value["digest"], 16))
+        return cls(
+            int(value["count"]),
+            least,
+            most,
+            mean=mean,
+            norm=norm,
+            non_finite=int(value["non_finite"]),
+            digest=int(value["digest"], 16),
+        )
 
 
-EMPTY = Fingerprint(0, math.nan, math.nan, math.nan, 0.0, 0, 0)
+EMPTY = Fingerprint(0, math.nan, math.nan, mean=math.nan, norm=0.0, non_finite=0, digest=0)
 
 
 def fingerprint(

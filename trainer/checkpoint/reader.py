@@ -161,7 +161,7 @@ class _StoredPart:
             _attempt(
                 self._folder / place.relative_path,
                 lambda path, place=place, goal=goal, wanted=wanted, chunk=chunk: _copy_chunk(  # type: ignore[misc]
-                    path, (place.offset, place.length), tuple(chunk.sizes), wanted, target[goal]
+                    path, (place.offset, place.length), tuple(chunk.sizes), wanted=wanted, target=target[goal]
                 ),
             )
         return target

@@ -154,7 +154,7 @@ def _files(chunks: list[_Chunk]) -> Iterator[list[_Chunk]]:
 
 def _read(source: TensorSource, part: Part, chunk: _Chunk) -> Tensor:
     """One chunk from its source, in a storage no larger than itself, because the whole storage is written."""
-    tensor = read_finite(source, part, chunk.key, chunk.offsets, chunk.sizes)
+    tensor = read_finite(source, part, chunk.key, offsets=chunk.offsets, sizes=chunk.sizes)
     if tuple(tensor.shape) != chunk.sizes or tensor.dtype != chunk.facts.dtype:
         raise CheckpointError(
             f"{chunk.key} at {chunk.offsets} is {tuple(tensor.shape)} {tensor.dtype}, its source announced "

@@ -58,7 +58,13 @@ class TensorPiece(Record):
 def weight_pieces(weights: Iterable[LocalTensor]) -> list[TensorPiece]:
     """One piece for each local weight."""
     return [
-        TensorPiece(item.name, tuple(item.global_shape), tuple(item.offsets), item.tensor.detach(), item.is_owner)
+        TensorPiece(
+            item.name,
+            tuple(item.global_shape),
+            tuple(item.offsets),
+            tensor=item.tensor.detach(),
+            is_owner=item.is_owner,
+        )
         for item in weights
         if item.tensor.numel()
     ]
@@ -78,7 +84,9 @@ def fragment_pieces(fragments: Iterable[Fragment]) -> list[TensorPiece]:
                 offsets = tuple(base + inner for base, inner in zip(item.offsets, block.offsets, strict=True))
                 view = run.detach()[block.start : block.start + math.prod(block.sizes)].view(block.sizes)
                 pieces.append(
-                    TensorPiece(f"{item.name}/{kind}", tuple(item.global_shape), offsets, view, item.is_owner)
+                    TensorPiece(
+                        f"{item.name}/{kind}", tuple(item.global_shape), offsets, tensor=view, is_owner=item.is_owner
+                    )
                 )
     return pieces
 

@@ -129,7 +129,7 @@ def save(
     shares = {name: plan_share(pieces, ranks, what) for name, pieces in parts.items()}
     partial = ranks.on_first(what, lambda: prepare(folder, step, list(parts), report))
     try:
-        entries = ranks.each(what, lambda: _write(partial, ranks.rank, step, parts, shares, chosen))
+        entries = ranks.each(what, lambda: _write(partial, ranks.rank, step, parts=parts, shares=shares, extras=chosen))
         written = tuple(chain.from_iterable(ranks.collect(entries)))
         manifest = make_manifest(step, extras, info, written)
         total = ranks.on_first(what, lambda: publish(folder, partial, manifest, fence=fence, report=report))
@@ -174,7 +174,7 @@ def _write(
     shares: Mapping[str, FolderShare],
     extras: Extras,
 ) -> list[FileEntry]:
-    files = _share_files(rank, step, parts, shares, extras)
+    files = _share_files(rank, step, parts, shares=shares, extras=extras)
     writers = write_files((partial / name, contents) for name, contents in files.items())
     return [writer.entry(name) for name, writer in zip(files, writers, strict=True)]
 
@@ -220,7 +220,9 @@ def load(
         remarks = () if same else (_reshaped(manifest.topology, info.topology),)
         if same and rng is None:
             remarks = ("the checkpoint holds no random-number state: streams are derived again",)
-    return Loaded(manifest, cursor, int(optimizer_step), rng, remarks, time.perf_counter() - started)
+    return Loaded(
+        manifest, cursor, int(optimizer_step), rng=rng, remarks=remarks, seconds=time.perf_counter() - started
+    )
 
 
 def find_resumable(
@@ -237,7 +239,7 @@ def find_resumable(
     """
     ranks = RankGroup(group)
     if ranks.rank == 0:
-        return _lead_search(ranks, folder, verify, expect_resume, report, need)
+        return _lead_search(ranks, folder, verify, expect_resume=expect_resume, report=report, need=need)
     while True:
         order = ranks.broadcast(cast("tuple[str, Any]", ("", None)))
         if order[0] == "found":
@@ -257,7 +259,7 @@ def _lead_search(
         return list(chain.from_iterable(ranks.gather(_share_of_faults(ranks, place, manifest))))
 
     try:
-        step = checkpoints.find_resumable(folder, verify, expect_resume, report, faults_of, need)
+        step = checkpoints.find_resumable(folder, verify, expect_resume, report=report, faults_of=faults_of, need=need)
     except CheckpointError as error:
         ranks.broadcast(("refused", str(error)))
         raise

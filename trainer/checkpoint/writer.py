@@ -190,11 +190,15 @@ class AsyncSaver:
             return
         if reason is not None:
             self.report(f"checkpoint of step {step} is saved while the training waits: {reason}")
-            self._save_at_once(step, state, chosen, info, save_optimizer, began, waited)
+            self._save_at_once(
+                step, state, chosen, info=info, save_optimizer=save_optimizer, began=began, waited=waited
+            )
             return
         written = self._copy_and_write(step, partial, parts, chosen)
         stall = time.perf_counter() - began
-        self._flight = _Flight(step, partial, chosen, info, written, began, stall, waited)
+        self._flight = _Flight(
+            step, partial, chosen, info=info, written=written, started=began, stall=stall, waited=waited
+        )
 
     def poll(self) -> Outcome | None:
         """The outcome of a save that has ended and was not told yet; None otherwise. Collective.
@@ -231,7 +235,7 @@ class AsyncSaver:
         self._finish_flight()
         waited = time.perf_counter() - began
         chosen = extras if save_random_state else Extras(extras.cursor)
-        self._save_at_once(step, state, chosen, info, save_optimizer, began, waited)
+        self._save_at_once(step, state, chosen, info=info, save_optimizer=save_optimizer, began=began, waited=waited)
         return self.wait()
 
     def close(self) -> None:
@@ -281,7 +285,9 @@ class AsyncSaver:
         now = time.perf_counter()
         stall = flight.stall + (0.0 if flight.awaited_since is None else now - flight.awaited_since)
         place = self.folder / checkpoint_name(flight.step)
-        self._outcomes.append(Finished(flight.step, place, total, now - flight.started, stall, flight.waited))
+        self._outcomes.append(
+            Finished(flight.step, place, total, seconds=now - flight.started, stall=stall, waited=flight.waited)
+        )
 
     def _publish(self, flight: _Flight, entries: list[list[FileEntry]]) -> int:
         """Make the written folder a checkpoint; returns its bytes. In the background of rank 0."""
@@ -301,14 +307,14 @@ class AsyncSaver:
     ) -> None:
         try:
             saved = store.save(
-                self.folder, step, state, extras, info,
+                self.folder, step, state, extras=extras, info=info,
                 group=self.group, save_optimizer=save_optimizer, fence=self.fence, report=self.report,
             )  # fmt: skip
         except CheckpointError as fault:
             self._fail(step, fault)
             return
         seconds = time.perf_counter() - began
-        self._outcomes.append(Finished(step, saved.folder, saved.bytes, seconds, seconds, waited))
+        self._outcomes.append(Finished(step, saved.folder, saved.bytes, seconds=seconds, stall=seconds, waited=waited))
 
     def _fail(self, step: int, fault: CheckpointError) -> None:
         if lost_a_rank(fault):

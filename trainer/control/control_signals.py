@@ -101,11 +101,13 @@ class ControlSignals:
         if signals[PROFILE]:
             ask = Request("profile", signals[PROFILE], steps=signals[PROFILED_STEPS], rank=signals[PROFILED_RANK])
         saves = bool(signals[SAVE] or signals[SAVE_REQUEST])
-        return Agreed(decision, saves, bool(signals[WAITING]), ask, signals[CHECK])
+        return Agreed(decision, saves, bool(signals[WAITING]), profile=ask, check=signals[CHECK])
 
     def _look(self, own: list[int], trained: bool, save_is_due: bool, now: float) -> None:
         self._look_at_exit_time(now)
-        kill, asked, over = look(self._limits, self._flag, self._attempt.stop_request, self._exit_time, now)
+        kill, asked, over = look(
+            self._limits, self._flag, self._attempt.stop_request, exit_time=self._exit_time, now=now
+        )
         own[KILL], own[SIGNAL], own[DURATION] = kill, asked, over
         own[SAVE] = int(save_is_due)
         if kill:
@@ -174,7 +176,7 @@ class ControlSignals:
             return StopDecision("superseded", False, f"tr11: {words}", save=False)
         if signals[PAUSED] and not signals[KILL]:
             return StopDecision("pause", False, f"tr11: this run is paused ({self._paths.pause}): leaving untrained")
-        decision = decide(signals[: DURATION + 1], self._limits, iteration, trained, now)
+        decision = decide(signals[: DURATION + 1], self._limits, iteration, trained=trained, now=now)
         if decision is not None and signals[KILL] == WITHOUT_SAVING:
             return replace(decision, save=False, line=decision.line.replace("Exiting]", "Exiting without saving]"))
         return decision
@@ -193,7 +195,9 @@ class ControlSignals:
             elif self._is_first and number != BY_HAND:
                 text = f"checkpoint of iteration {iteration}" if fine else f"the save at iteration {iteration} failed"
                 step = iteration if fine else None
-                leave_answer(self._paths, RequestAnswer(number, step, text, self._clock(), self._attempt.job_id))
+                leave_answer(
+                    self._paths, RequestAnswer(number, step, text, time=self._clock(), job_id=self._attempt.job_id)
+                )
         self._asked = waiting
 
     # ------------------------------------------------------------------ drills

@@ -153,16 +153,25 @@ def run(options: argparse.Namespace) -> None:
 
     engine = Engine.build(config, mesh, for_training=False)
     windows, count, source = _windows(config, options, mesh, engine)
-    step = load_weights(config, mesh, engine, options.checkpoint, say)
+    step = load_weights(config, mesh, engine, place=options.checkpoint, say=say)
     length = config.model.sequence_length
     measured = evaluate(engine, windows, count, lambda done: say(f"evaluated {done} of {count} windows"))
     mean = Measured.mean(measured)
     if rank == 0:
         perplexity = perplexity_of(mean.parts.get(LM, mean.loss))
         found = Evaluation(
-            str(options.checkpoint), step, source, count, count * length, mean.loss, perplexity,
-            mesh.degrees(), time.perf_counter() - began, [one.loss for one in measured], mean.parts,
-        )  # fmt: skip
+            str(options.checkpoint),
+            step,
+            source,
+            windows=count,
+            tokens=count * length,
+            loss=mean.loss,
+            perplexity=perplexity,
+            topology=mesh.degrees(),
+            seconds=time.perf_counter() - began,
+            losses=[one.loss for one in measured],
+            parts=mean.parts,
+        )
         write_json(options.output, document(found))
     engine.close()
 

@@ -22,7 +22,15 @@ def end_now(
         line = f"tr11: ended at once, without saving, as asked by {request}"
         tell(line)
         try:
-            write_end_marker(paths, attempt, "kill-switch", False, heartbeat.iteration, newest_step(paths), line)
+            write_end_marker(
+                paths,
+                attempt,
+                "kill-switch",
+                restart=False,
+                iteration=heartbeat.iteration,
+                checkpoint_step=newest_step(paths),
+                message=line,
+            )
         except OSError as error:
             tell(f"tr11: the end could not be recorded: {error}", sys.stderr)
     os._exit(0)
@@ -34,7 +42,7 @@ def end_if_asked(
     """After a failure: end as asked where an end at once was asked for, since the other ranks may have gone already."""
     request = read_request(kill_switch, "kill")
     if request is not None and request.kind == "kill-now":
-        end_now(paths, attempt, heartbeat, rank, request)
+        end_now(paths, attempt, heartbeat, rank=rank, request=request)
 
 
 def record_failure(
@@ -42,8 +50,10 @@ def record_failure(
 ) -> None:
     """Record a failure, and for a refusal the end marker too."""
     try:
-        write_failure(paths, attempt, rank, error, iteration)
+        write_failure(paths, attempt, rank, error=error, iteration=iteration)
         if reason == "refused":
-            write_end_marker(paths, attempt, reason, False, iteration, None, str(error))
+            write_end_marker(
+                paths, attempt, reason, restart=False, iteration=iteration, checkpoint_step=None, message=str(error)
+            )
     except OSError as problem:
         tell(f"tr11: the failure could not be recorded: {problem}", sys.stderr)

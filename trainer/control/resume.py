@@ -58,7 +58,7 @@ def load_newest(config: TrainerConfig, mesh: Mesh, engine: Engine, say: Say, job
     own, ranks = own_source(config), RankGroup(mesh.cpu_group)
     step = _find(config, own, say, ranks)
     if step is not None:
-        found = load_step(config, mesh, engine, step, say)
+        found = load_step(config, mesh, engine, step=step, say=say)
         origin = ranks.on_first("the origin", lambda: _origin_of(config, found.cursor, say))
         return replace(found, own_step=step, origin=origin)
     other = loaded_source(config)
@@ -68,9 +68,18 @@ def load_newest(config: TrainerConfig, mesh: Mesh, engine: Engine, say: Say, job
         return ResumePosition(Progress(), plan_of(config), None, False)
     step = _find(config, other, say, ranks)
     assert step is not None
-    found = load_step(config, mesh, engine, step, say, other)
+    found = load_step(config, mesh, engine, step=step, say=say, source=other)
     run, before = run_of_checkpoints(other.folder), lineage_before(other.folder)
-    began = Origin(str(other.folder), step, run, other.takes_weights, other.is_fresh, now(), job_id, before)
+    began = Origin(
+        str(other.folder),
+        step,
+        run,
+        takes_weights=other.takes_weights,
+        is_fresh=other.is_fresh,
+        time=now(),
+        job_id=job_id,
+        before=before,
+    )
     origin = ranks.on_first("the origin", lambda: _keep_origin(config, began, say))
     return replace(found, origin=origin)
 
@@ -106,7 +115,7 @@ def load_step(
     """Load the checkpoint of `step` from this run's folder, or from another run's `source`. Collective."""
     source = source or own_source(config)
     place = source.folder / checkpoint_name(step)
-    cursor, rng = _read(config, mesh, engine, place, source.takes_weights, say)
+    cursor, rng = _read(config, mesh, engine, place=place, weights_only=source.takes_weights, say=say)
     agreed = agreed_settings(config, source, cursor, str(place))
     for remark in agreed.remarks:
         say(remark)
@@ -119,12 +128,12 @@ def load_step(
     if source.is_fresh:
         say("checkpoint.finetune: its weights are used, all counters start at zero")
         return ResumePosition(Progress(), agreed.plan, None, True)
-    return ResumePosition(Progress.from_cursor(cursor), agreed.plan, None, True, place, cursor)
+    return ResumePosition(Progress.from_cursor(cursor), agreed.plan, None, was_loaded=True, place=place, cursor=cursor)
 
 
 def load_weights(config: TrainerConfig, mesh: Mesh, engine: Engine, place: Path, say: Say) -> int:
     """Fill an engine's weights from the `global_stepN` folder `place`; returns its step. Collective."""
-    cursor, _ = _read(config, mesh, engine, place, True, say)
+    cursor, _ = _read(config, mesh, engine, place=place, weights_only=True, say=say)
     return int(cursor["iteration"])
 
 
@@ -164,7 +173,7 @@ def _find(config: TrainerConfig, source: StartSource, say: Say, ranks: RankGroup
     if foreign is not None:
         return foreign
     must = source.must and source.is_own
-    step = store.find_resumable(folder, config.checkpoint.verify, must, say, ranks.group, source.need)
+    step = store.find_resumable(folder, config.checkpoint.verify, must, report=say, group=ranks.group, need=source.need)
     if step is None and source.must:
         raise CheckpointError(ranks.on_first(f"{folder} could not be searched", lambda: no_start(source)))
     return step
@@ -176,6 +185,6 @@ def checkpoint_info(config: TrainerConfig, mesh: Mesh, card_hash: str, job_id: s
         topology=mesh.degrees(),
         model=model_facts(config),
         run_card_hash=card_hash,
-        versions={"torch": torch.__version__, "deepspeed": metadata.version("deepspeed")},
+        versions={"torch": str(torch.__version__), "deepspeed": metadata.version("deepspeed")},
         job_id=job_id,
     )

@@ -154,9 +154,9 @@ class Saver:
                 folder,
                 step,
                 state,
-                self._extras(progress, plan),
-                self._info,
-                self._mesh,
+                extras=self._extras(progress, plan),
+                info=self._info,
+                mesh=self._mesh,
                 settings=self._settings(progress, plan),
                 save_optimizer=self._config.checkpoint.save_optimizer,
                 group=self._mesh.cpu_group,
@@ -168,7 +168,7 @@ class Saver:
                 raise
             return Failed(step, fault)
         seconds = time.perf_counter() - began
-        return Finished(step, saved.folder, saved.bytes, seconds, seconds, 0.0)
+        return Finished(step, saved.folder, saved.bytes, seconds=seconds, stall=seconds, waited=0.0)
 
     def _settings(self, progress: Progress, plan: LearningRatePlan) -> OptimizerSettings:
         section = self._config.optimizer
@@ -176,9 +176,9 @@ class Saver:
             plan.at(progress.scheduled_samples, progress.scheduled_tokens),
             section.beta1,
             section.beta2,
-            section.epsilon,
-            section.weight_decay,
-            section.clip_grad,
+            epsilon=section.epsilon,
+            weight_decay=section.weight_decay,
+            clip_grad=section.clip_grad,
         )
 
     def _extras(self, progress: Progress, plan: LearningRatePlan) -> Extras:

@@ -79,7 +79,7 @@ def build_blend(weights: Sequence[float], samples: int) -> tuple[npt.NDArray[Any
     done = 0
     while done < samples:
         block = slice(done, min(done + BLEND_BLOCK, samples))
-        done += _choose(shares, counts, done, sets[block], numbers[block])
+        done += _choose(shares, counts, done, sets=sets[block], numbers=numbers[block])
     return sets, numbers
 
 
@@ -113,7 +113,7 @@ def _choose(
     ends = begins.copy()
     chosen = sets[:done].reshape(segments, length)
     taken = numbers[:done].reshape(segments, length)
-    advance(shares, ends, first + length * np.arange(segments), length, chosen, taken)
+    advance(shares, ends, first + length * np.arange(segments), steps=length, sets=chosen, numbers=taken)
     reach = REACH
     while len(wrong := 1 + np.flatnonzero(np.any(begins[:, 1:] != ends[:, :-1], axis=0))):
         rows, owner = _followers(wrong, segments, reach)

@@ -123,11 +123,11 @@ def _examine(
         source,
         len(documents),
         sum(map(len, bodies)),
-        input_bytes,
-        notes.counts,
-        tuple(notes.examples),
-        places,
-        digests,
+        input_bytes=input_bytes,
+        counts=notes.counts,
+        examples=tuple(notes.examples),
+        numbers=places,
+        digests=digests,
     )
 
 
@@ -146,7 +146,7 @@ def _open_pairs(
     pairs = {number: IndexedDataset(prefix) for number, prefix in prefixes.items()}
     # Equal documents are equal whatever type holds them.
     widest = np.result_type(*{pair.dtype for pair in pairs.values()}) if pairs else np.dtype(np.int64)
-    return _PairState(pairs, limits, vocabulary_size, end_token, widest)
+    return _PairState(pairs, limits, vocabulary_size, end_token=end_token, widest=widest)
 
 
 def _check_sequences(state: _PairState, piece: tuple[int, int, int]) -> Examined:
@@ -165,7 +165,15 @@ def _check_sequences(state: _PairState, piece: tuple[int, int, int]) -> Examined
                 notes.add(END_TOKEN, sequence, f"token {state.end_token}, which ends a document, {inside:,} times")
         documents.append((sequence, tokens.astype(state.widest, copy=False)))
     size = int(np.sum(data.sizes[first:end], dtype=np.int64)) * data.dtype.itemsize
-    return _examine(number, documents, state.limits, notes, size, lambda token: f"token {token}", state.vocabulary_size)
+    return _examine(
+        number,
+        documents,
+        state.limits,
+        notes=notes,
+        input_bytes=size,
+        name_of=lambda token: f"token {token}",
+        vocabulary_size=state.vocabulary_size,
+    )
 
 
 def _pieces_of(number: int, data: IndexedDataset) -> Iterator[tuple[int, int, int]]:
@@ -215,7 +223,7 @@ def check_pairs(
         workers=workers,
         doing=f"checking {', '.join(prefixes)}"[:200],
     )
-    return _report(tuple(prefixes), notes, examined, temporary, on_bytes)
+    return _report(tuple(prefixes), notes, examined, temporary=temporary, on_bytes=on_bytes)
 
 
 # ----------------------------------------------------------------------------------------------------------- raw text
@@ -243,9 +251,9 @@ def _check_lines(state: _RawState, piece: LineBlock) -> Examined:
         state.source,
         documents,
         state.limits,
-        notes,
-        piece.file_bytes,
-        lambda symbol: f"the character {chr(symbol)!r}",
+        notes=notes,
+        input_bytes=piece.file_bytes,
+        name_of=lambda symbol: f"the character {chr(symbol)!r}",
     )
 
 
@@ -276,7 +284,7 @@ def check_raw(
             size_of=piece_size,
             most_bytes=max(most_bytes, workers * PIECES_IN_FLIGHT * PIECE_BYTES),
         )
-        return _report((str(path),), [], examined, temporary, on_bytes)
+        return _report((str(path),), [], examined, temporary=temporary, on_bytes=on_bytes)
 
 
 # ------------------------------------------------------------------------------------------------------------- report
@@ -307,7 +315,14 @@ def _report(
             shown[DUPLICATE] += 1
             if shown[DUPLICATE] <= EXAMPLES:
                 notes.append(_duplicate(sources, copies.first, copies.others))
-    return CheckReport(sources, documents, symbols, dict(counts), tuple(notes), round(time.monotonic() - started, 3))
+    return CheckReport(
+        sources,
+        documents,
+        symbols,
+        counts=dict(counts),
+        examples=tuple(notes),
+        seconds=round(time.monotonic() - started, 3),
+    )
 
 
 def _duplicate(sources: tuple[str, ...], first: tuple[int, int], others: tuple[tuple[int, int], ...]) -> DataFinding:

@@ -196,7 +196,13 @@ def build_corpus(
     with recorded(record, [output]):
         _write_lines(output, [chosen[digest] for digest in sorted(chosen)])
     report = CorpusReport(
-        str(output), len(chosen), gathered, output.stat().st_size, dict(sorted(origins.items())), duplicates, unreadable
+        str(output),
+        len(chosen),
+        gathered,
+        file_bytes=output.stat().st_size,
+        bytes_by_origin=dict(sorted(origins.items())),
+        duplicates=duplicates,
+        unreadable_files=unreadable,
     )
     end_record(record, request, asdict(report))
     return report

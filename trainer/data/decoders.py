@@ -77,10 +77,15 @@ class Compression(Record):
     smaller: str  # the command that compresses so that any decoder has the memory
 
 
-GZIP = Compression("gzip", (".gz", ".gzip"), (b"\x1f\x8b",), _GzipDecoder, "gzip -dc", "gzip")
-XZ = Compression("xz", (".xz",), (b"\xfd7zXZ\x00",), _xz_decoder, "xz -dc", "xz -6")
+GZIP = Compression("gzip", (".gz", ".gzip"), (b"\x1f\x8b",), decoder=_GzipDecoder, to_stdout="gzip -dc", smaller="gzip")
+XZ = Compression("xz", (".xz",), (b"\xfd7zXZ\x00",), decoder=_xz_decoder, to_stdout="xz -dc", smaller="xz -6")
 ZSTD = Compression(
-    "zstd", (".zst", ".zstd"), (b"\x28\xb5\x2f\xfd", *ZSTD_SKIPPABLE), _zstd_decoder, "zstd -dc", "zstd -19"
+    "zstd",
+    (".zst", ".zstd"),
+    (b"\x28\xb5\x2f\xfd", *ZSTD_SKIPPABLE),
+    decoder=_zstd_decoder,
+    to_stdout="zstd -dc",
+    smaller="zstd -19",
 )
 KINDS = (GZIP, XZ, ZSTD)
 

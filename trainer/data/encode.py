@@ -50,7 +50,7 @@ class Encoder(Record):
         cls, tokenizer: Path | TokenizerSpec, json_key: str, append_eod: bool, sentences: bool, keep_newlines: bool
     ) -> Encoder:
         """The encoder with a tokenizer of its own. Raises DataError when the tokenizer cannot be loaded."""
-        return cls(load_tokenizer(tokenizer), json_key, append_eod, sentences, keep_newlines)
+        return cls(load_tokenizer(tokenizer), json_key, append_eod, sentences=sentences, keep_newlines=keep_newlines)
 
 
 class EncodeTally(Record):
@@ -107,7 +107,7 @@ def encode_piece(encoder: Encoder, piece: LineBlock) -> Encoded:
     tokens = np.concatenate([np.array([], dtype), *(np.array(sequence, dtype=dtype) for sequence in sequences)])
     lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int32)
     ends = np.array(document_ends, dtype=np.int64)
-    spelled = _documents_with(tokens, lengths, ends, encoder.tokenizer.eod_id, encoder.append_eod)
+    spelled = _documents_with(tokens, lengths, ends, token=encoder.tokenizer.eod_id, is_appended=encoder.append_eod)
     return Encoded(
         tokens=tokens.tobytes(),
         lengths=lengths,

@@ -104,7 +104,7 @@ def build_sample_index(sizes: IntArray, document_index: IntArray, sequence_lengt
     for document in range(0, len(lengths), DOCUMENTS_AT_ONCE):
         held = lengths[document : document + DOCUMENTS_AT_ONCE]
         ends = np.cumsum(held, dtype=np.int32 if small else np.int64)
-        count = _begin_samples(result[first:], held, ends, first * sequence_length - tokens, sequence_length)
+        count = _begin_samples(result[first:], held, ends, begin=first * sequence_length - tokens, step=sequence_length)
         result[first : first + count, 0] += document
         first += count
         tokens += int(ends[-1])

@@ -126,7 +126,7 @@ class IndexedDataset:
         self._divisor = self.dtype.itemsize if index.kind == "mapped" else 1
         if self.bytes == 0 or len(self.sizes) == 0:
             raise DataError(f"{self.path} holds no tokens; every text of the input was empty, or the input was")
-        _check_layout(index, self.dtype, self.bytes, index_file, self.path)
+        _check_layout(index, self.dtype, self.bytes, path=index_file, bin_file=self.path)
         with explain_os_errors("mapping", self.path):
             self.tokens: npt.NDArray[Any] = (
                 np.fromfile(self.path, dtype=self.dtype)

@@ -93,9 +93,9 @@ class ResumableWriter(IndexedWriter):
             self.token_count,
             zlib.crc32(data, self._mark.tokens_crc),
             self.sequence_count,
-            zlib.crc32(np.asarray(lengths, dtype="<i4").tobytes(), self._mark.sequences_crc),
-            self.document_count,
-            zlib.crc32(ends.tobytes(), self._mark.documents_crc),
+            sequences_crc=zlib.crc32(np.asarray(lengths, dtype="<i4").tobytes(), self._mark.sequences_crc),
+            documents=self.document_count,
+            documents_crc=zlib.crc32(ends.tobytes(), self._mark.documents_crc),
         )
 
     def written(self) -> Written:

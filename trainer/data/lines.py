@@ -73,7 +73,7 @@ def read_pieces(
         used, position = source.position - position, source.position
         text += too_long or len(data)
         line += lines
-        return LineBlock(line - lines, data, TextPosition(text, line - 1), used, too_long)
+        return LineBlock(line - lines, data, TextPosition(text, line - 1), file_bytes=used, too_long=too_long)
 
     while data := source.read(min(piece_bytes, max_line_bytes)):
         first_end = data.find(b"\n")

@@ -60,9 +60,11 @@ def wanted_data(config: TrainerConfig, test: bool = False) -> WantedData:
         for name in names:
             if names.count(name) > 1:
                 raise DataError(f"data group {name} is used for two purposes; give each group a name of its own")
-        return WantedData({group: samples[role] for role in SPLITS for group in groups[role]}, (), "", {}, roles)
+        return WantedData(
+            {group: samples[role] for role in SPLITS for group in groups[role]}, (), "", samples={}, roles=roles
+        )
     roles = {role: (role,) if samples[role] else () for role in SPLITS}
-    return WantedData({}, _weighted(data), data.split, samples, roles)
+    return WantedData({}, _weighted(data), data.split, samples=samples, roles=roles)
 
 
 def _groups_of(data: DataSection, role: str) -> tuple[DataGroup, ...]:
@@ -107,9 +109,9 @@ def plan_data(
         config.model.sequence_length,
         config.run.seed,
         config.tokenizer.padded_vocabulary_size,
-        config.data.cache,
-        config.data.implementation,
-        masked_task(config),
+        cache_folder=config.data.cache,
+        implementation=config.data.implementation,
+        other_task=masked_task(config),
     )
     if wanted.groups:
         return plan_groups(wanted.groups, reading, is_builder=is_builder, barrier=barrier)
@@ -156,7 +158,9 @@ class Samples:
     def train(self, consumed_samples: int, micro_batch_size: int | None = None) -> MicroBatchStream:
         """Micro-batches from `consumed_samples` on. Raises DataError when none is left."""
         name = self.roles["train"][0]
-        return self._stream(name, consumed_samples, self.order, "train", self.workers, micro_batch_size)
+        return self._stream(
+            name, consumed_samples, self.order, pool="train", workers=self.workers, size=micro_batch_size
+        )
 
     def valid_groups(self) -> tuple[str, ...]:
         """Names of the validation sets, in the order of the card, the same on every rank; `valid` without groups."""
@@ -164,7 +168,7 @@ class Samples:
 
     def valid(self, name: str = "valid") -> MicroBatchStream:
         """The micro-batches of one validation set, from the first one: each evaluation sees the same samples."""
-        return self._stream(name, 0, "single", "valid", self.valid_workers)
+        return self._stream(name, 0, "single", pool="valid", workers=self.valid_workers)
 
     def test_groups(self) -> tuple[str, ...]:
         """Names of the test sets; none unless the samples were opened for tests."""
@@ -172,7 +176,7 @@ class Samples:
 
     def test(self, name: str = "test") -> MicroBatchStream:
         """The micro-batches of one test set, from the first one."""
-        return self._stream(name, 0, "single", "valid", self.valid_workers)
+        return self._stream(name, 0, "single", pool="valid", workers=self.valid_workers)
 
     def source(self, name: str) -> SampleSource:
         """One source by name, read by this process: samples by number. Raises DataError for an unknown name."""

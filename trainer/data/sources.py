@@ -205,9 +205,14 @@ def _plan(mixture: _Mixture, opened: Mapping[str, IndexedDataset], reading: Read
         members.append(PlannedMember(part.prefix, key, reading.folder_for(part.prefix)))
     blend = BlendKey(mixture.name, tuple(weights), mixture.samples) if len(members) > 1 else None
     return PlannedSource(
-        mixture.name, mixture.samples, reading.task, reading.implementation, tuple(members), blend,
-        reading.vocabulary_size,
-    )  # fmt: skip
+        mixture.name,
+        mixture.samples,
+        reading.task,
+        implementation=reading.implementation,
+        members=tuple(members),
+        blend=blend,
+        vocabulary_size=reading.vocabulary_size,
+    )
 
 
 def _build(plans: Iterable[PlannedSource], opened: Mapping[str, IndexedDataset], vocabulary_size: int | None) -> None:

@@ -68,7 +68,7 @@ def read_samples(
         numbers = np.concatenate([part for part in parts if part is not None])
         for consumed, number in enumerate(numbers.tolist(), begin):
             if first <= consumed <= last:
-                yield _read(source, consumed, number, tokenizer, names)
+                yield _read(source, consumed, number, tokenizer=tokenizer, names=names)
 
 
 def _text(tokens: list[int], tokenizer: Tokenizer, names: Mapping[int, str]) -> str:
@@ -92,4 +92,4 @@ def _read(
         raise TypeError(f"{type(member).__name__} has no documents")
     documents = tuple(member.documents_of(place))
     text = None if tokenizer is None else _text(tokens, tokenizer, names)
-    return ReadSample(consumed, member.prefix, documents, tuple(tokens), text)
+    return ReadSample(consumed, member.prefix, documents, tokens=tuple(tokens), text=text)

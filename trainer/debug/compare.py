@@ -114,14 +114,14 @@ def _by_place(a: list[TensorCopy], b: list[TensorCopy], rule: _Rule) -> Iterator
     for key, one in left.items():
         other = right.get(key)
         if other is None:
-            yield Difference(one.kind, one.name, one.place, one.replicated, None, only="a")
+            yield Difference(one.kind, one.name, one.place, replicated=one.replicated, delta=None, only="a")
             continue
         delta = copies_delta(one, other, rule)
         if delta is not None:
-            yield Difference(one.kind, one.name, one.place, one.replicated, delta)
+            yield Difference(one.kind, one.name, one.place, replicated=one.replicated, delta=delta)
     for key, other in right.items():
         if key not in left:
-            yield Difference(other.kind, other.name, other.place, other.replicated, None, only="b")
+            yield Difference(other.kind, other.name, other.place, replicated=other.replicated, delta=None, only="b")
 
 
 def _by_whole(a: list[TensorCopy], b: list[TensorCopy], rule: _Rule) -> Iterator[Difference]:
@@ -253,15 +253,15 @@ class _Seen:
         total = different + (before.different or 0)
         if largest > before.largest:
             at = tuple(base + inner for base, inner in zip(begin, index, strict=True))
-            self.worst = Delta(0, total, largest, at, float(a[index]), float(b[index]))
+            self.worst = Delta(0, total, largest, at=at, a=float(a[index]), b=float(b[index]))
         else:
-            self.worst = Delta(0, total, before.largest, before.at, before.a, before.b)
+            self.worst = Delta(0, total, before.largest, at=before.at, a=before.a, b=before.b)
 
     def verdict(self) -> Delta | None:
         worst = self.worst
         if not worst.different or not self.rule.exceeds(worst.largest, self.scale):
             return None
-        return Delta(self.count, worst.different, worst.largest, worst.at, worst.a, worst.b)
+        return Delta(self.count, worst.different, worst.largest, at=worst.at, a=worst.a, b=worst.b)
 
 
 def _unravel(place: int, shape: Sequence[int]) -> tuple[int, ...]:
@@ -331,5 +331,5 @@ def violations(snapshot: StateSnapshot, on_numbers: OnNumbers) -> list[Violation
         for place, copy in others:
             delta = copies_delta(first, copy, rule)
             if delta is not None:
-                found.append(Violation(axis, kind, name, place, against, delta))
+                found.append(Violation(axis, kind, name, place=place, against=against, delta=delta))
     return sorted(found, key=lambda item: (model_order(item.name), item.place.rank))

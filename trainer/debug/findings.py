@@ -29,7 +29,9 @@ def judge(
     explained: set[tuple[int, str, str]] = set()
     for one, other in pairs:
         when = max(one.order, other.order)
-        for finding in _compare(one, other, (broken[id(one)], broken[id(other)]), tolerance, counted):
+        for finding in _compare(
+            one, other, (broken[id(one)], broken[id(other)]), tolerance=tolerance, on_numbers=counted
+        ):
             found.append(((*when, KINDS.index(finding.kind)), finding))
             explained |= {(id(state), finding.kind, name) for state in (one, other) for name in finding.names}
     for state in states:
@@ -115,7 +117,11 @@ def _compare(
         same = [item for item in items if _full_name(item) == names[0]]
         places = tuple(item.place for item in same if item.place is not None)
         detail = tuple(_detail(kind, same[0], (a, b), broken))
-        found.append(DiffFinding(kind, (a.title, b.title), names, detail, same[0].place, places, same[0].delta))
+        found.append(
+            DiffFinding(
+                kind, (a.title, b.title), names, detail=detail, place=same[0].place, places=places, delta=same[0].delta
+            )
+        )
     return found
 
 
@@ -182,7 +188,9 @@ def _inside(state: StateSnapshot, broken: list[Violation]) -> list[DiffFinding]:
         names = tuple(dict.fromkeys(item.name for item in items))
         places = tuple(item.place for item in items if item.name == first.name)
         detail = (f"it holds other numbers there than on {first.against}",)
-        found.append(DiffFinding(kind, (state.title,), names, detail, first.place, places, first.delta))
+        found.append(
+            DiffFinding(kind, (state.title,), names, detail=detail, place=first.place, places=places, delta=first.delta)
+        )
     for remark in state.remarks:
         found.append(DiffFinding("tensor-duplicate", (state.title,), (), (remark,)))
     return found

@@ -52,4 +52,4 @@ class OperationsOnRequest:
         self._honoured.add(request.id)
         job_id, launch, rank = self._place
         with suppress(OSError):  # who asked sees which ranks have not written
-            write_record(record_path(self._paths, job_id, launch, rank, request.id))
+            write_record(record_path(self._paths, job_id, launch, rank=rank, request=request.id))

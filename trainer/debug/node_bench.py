@@ -114,7 +114,7 @@ def _disk_writes(folder: Path, rank: int) -> Iterator[ProbeFigure]:
             while done < len(block):
                 done += os.pwrite(number, block[done:], done)
 
-        yield ProbeFigure("disk-write", "B/s", len(block), work, lambda: os.fsync(number))
+        yield ProbeFigure("disk-write", "B/s", len(block), work=work, wait=lambda: os.fsync(number))
     finally:
         os.close(number)
         path.unlink()
@@ -126,14 +126,14 @@ def _products(device: torch.device) -> Iterator[ProbeFigure]:
         side = SIDES[device.type, dtype]
         left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
         work = partial(torch.mm, left, right, out=torch.empty(side, side, device=device, dtype=dtype))
-        yield ProbeFigure(_name(device, SHORT_NAMES[dtype]), "FLOP/s", 2.0 * side**3, work, _waiting(device))
+        yield ProbeFigure(_name(device, SHORT_NAMES[dtype]), "FLOP/s", 2.0 * side**3, work=work, wait=_waiting(device))
 
 
 def _copies(device: torch.device) -> ProbeFigure:
     """Copies in memory: each byte is read once and written once, and counts twice."""
     source = torch.ones(COPIED_BYTES[device.type] // 4, device=device)
     work = partial(torch.empty_like(source).copy_, source)
-    return ProbeFigure(_name(device, "copy"), "B/s", 8.0 * source.numel(), work, _waiting(device))
+    return ProbeFigure(_name(device, "copy"), "B/s", 8.0 * source.numel(), work=work, wait=_waiting(device))
 
 
 def _name(device: torch.device, what: str) -> str:

@@ -112,7 +112,7 @@ def all_reduces(
             continue
         try:
             found = [
-                _samples(meeting, other, f"{turn}/{index}", device, repeats, seconds)
+                _samples(meeting, other, f"{turn}/{index}", device=device, repeats=repeats, seconds=seconds)
                 for index, device in enumerate(devices)
             ]
         except RuntimeError as error:

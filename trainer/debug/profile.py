@@ -124,4 +124,4 @@ class StepProfiler:
 
     def _answer(self, ask: Request, step: int | None, text: str) -> None:
         tell(f"tr11: profile: {text}")
-        leave_answer(self.paths, RequestAnswer(ask.id, step, text, time.time(), self.attempt.job_id))
+        leave_answer(self.paths, RequestAnswer(ask.id, step, text, time=time.time(), job_id=self.attempt.job_id))

@@ -27,7 +27,12 @@ class ThroughputMeter:
         self._peak = None if name is None else peak_tflops(name, config.precision.dtype)
         if config.precision.float8 and name is not None:
             self._peak = mixed_peak(
-                self._model, self._rows, self._peak, peak_tflops(name, "float8"), None, self._masked
+                self._model,
+                self._rows,
+                self._peak,
+                float8=peak_tflops(name, "float8"),
+                length=None,
+                mask_probability=self._masked,
             )
 
     def tflops(self, interval: Interval) -> float:
@@ -37,9 +42,9 @@ class ThroughputMeter:
             self._model,
             self._rows,
             interval.samples / interval.steps,
-            interval.seconds / interval.steps,
-            self._world_size,
-            length,
+            seconds=interval.seconds / interval.steps,
+            world_size=self._world_size,
+            sequence_length=length,
         )
 
     def numbers(self, interval: Interval) -> dict[str, Any]:
@@ -59,8 +64,8 @@ class ThroughputMeter:
             self._replicas,
             self._model.sequence_length,
             self.gigaflops(progress.consumed_samples),
-            self._utilization(interval).mfu,
-            {name: seconds / interval.steps for name, seconds in interval.timers.items()},
+            utilisation=self._utilization(interval).mfu,
+            timers={name: seconds / interval.steps for name, seconds in interval.timers.items()},
         )
 
     def gigaflops(self, samples: int) -> float:
@@ -73,9 +78,9 @@ class ThroughputMeter:
             self._model,
             self._rows,
             interval.samples,
-            interval.seconds,
-            self._world_size,
-            self._peak,
-            length,
-            self._masked,
+            seconds=interval.seconds,
+            world_size=self._world_size,
+            peak_tflops=self._peak,
+            sequence_length=length,
+            mask_probability=self._masked,
         )

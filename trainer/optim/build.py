@@ -27,7 +27,7 @@ def build_optimizer(
     """
     betas = (section.beta1, section.beta2)
     if section.type == "adam8bit":
-        return Adam8bit(groups, learning_rate, betas, section.epsilon, embeddings)
+        return Adam8bit(groups, learning_rate, betas, epsilon=section.epsilon, in_full=embeddings)
     if section.type == "lamb":
         tied_copies = () if mesh.is_first_stage else embeddings
         kind = LayerNoiseLamb if section.lamb_variant == "layer-noise" else Lamb

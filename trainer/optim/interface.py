@@ -51,7 +51,11 @@ def shares_of(named: Iterable[tuple[str, nn.Parameter]]) -> list[PartitionShare]
             sharding = sharding_of(parameter)
             whole, sharded = sharding.global_shape(tuple(parameter.shape)), sharding.dim is not None
             group = mapping.param_group_index
-            shares.append(PartitionShare(name, group, flat.start, flat.numel, local.start, whole, sharded))
+            shares.append(
+                PartitionShare(
+                    name, group, flat.start, numel=flat.numel, first=local.start, global_shape=whole, is_sharded=sharded
+                )
+            )
     return shares
 
 

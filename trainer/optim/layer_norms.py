@@ -80,8 +80,8 @@ class LayerNorms:
             self._layers,
             tuple(scale * math.sqrt(value) for value in sums[_GRADIENT]),
             tuple(math.sqrt(value) for value in sums[_UPDATE]),
-            tuple(math.sqrt(value) for value in sums[_WEIGHT]),
-            tuple(map(_root_mean, sums[_OUTPUT], sums[_OUTPUT_COUNT])),
+            weight=tuple(math.sqrt(value) for value in sums[_WEIGHT]),
+            output=tuple(map(_root_mean, sums[_OUTPUT], sums[_OUTPUT_COUNT])),
         )
 
     def add_output(self, layer: str, hidden: Tensor) -> None:

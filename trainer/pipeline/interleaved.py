@@ -81,7 +81,7 @@ class InterleavedSchedule(instructions.PipeSchedule):
     def __init__(self, micro_batches: int, stages: int, stage: int, parts: int, trains: bool):
         super().__init__(micro_batches, stages, stage)
         self._parts, self._trains = parts, trains
-        self._passes = passes(micro_batches, stages, parts, stage, trains)
+        self._passes = passes(micro_batches, stages, parts, stage=stage, trains=trains)
 
     def num_pipe_buffers(self) -> int:
         return self._parts * self.micro_batches
@@ -149,7 +149,9 @@ class InterleavedEngine(PipelineEngine):
         return self._schedule(micro_batches, False)
 
     def _schedule(self, micro_batches: int, trains: bool) -> InterleavedSchedule:
-        return InterleavedSchedule(micro_batches, self.num_stages, self.stage_id, self.module.parts_count, trains)
+        return InterleavedSchedule(
+            micro_batches, self.num_stages, self.stage_id, parts=self.module.parts_count, trains=trains
+        )
 
     @contextmanager
     def _in_part(self, part: int) -> Iterator[None]:

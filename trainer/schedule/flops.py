@@ -172,9 +172,13 @@ def stage_layout(
         own = tuple(parts[index::stages])
         blocks = sum(count for _, count in own)
         per_worker = blocks * (_sharded_block(model) // parallel.tensor + _replicated_block(model))
-        per_worker += _ends_parameters(model, padded_vocabulary_size, parallel.tensor, is_first, is_last)
+        per_worker += _ends_parameters(model, padded_vocabulary_size, parallel.tensor, embedding=is_first, head=is_last)
         per_worker += _decoder_per_worker(model, parallel.tensor)  # which has no pipeline
-        result.append(StageBlocks(index, own[0][0], blocks, is_first, is_last, per_worker, own))
+        result.append(
+            StageBlocks(
+                index, own[0][0], blocks, embedding=is_first, head=is_last, parameters_per_worker=per_worker, parts=own
+            )
+        )
     return tuple(result)
 
 
@@ -292,7 +296,9 @@ def hardware_flops(
     mask_probability: float = MASK_PROBABILITY,
 ) -> int:
     """Operations carried out: `model_flops`, and what of the blocks' forward passes is recomputed."""
-    needed = model_flops(model, padded_vocabulary_size, samples, sequence_length, mask_probability)
+    needed = model_flops(
+        model, padded_vocabulary_size, samples, sequence_length=sequence_length, mask_probability=mask_probability
+    )
     return needed + samples * _recomputed_forward(model, sequence_length or model.sequence_length)
 
 

@@ -40,7 +40,7 @@ def held_counts(micro_batches: int, stages: int, parts: int, stage: int) -> tupl
     """
     counts = [0] * parts
     found: set[tuple[int, ...]] = set()
-    for is_forward, _, part, _ in _order(micro_batches, stages, parts, stage, True):
+    for is_forward, _, part, _ in _order(micro_batches, stages, parts, stage=stage, trains=True):
         if not is_forward:
             found.add(tuple(counts))
         counts[part] += 1 if is_forward else -1
@@ -64,7 +64,7 @@ def passes(micro_batches: int, stages: int, parts: int, stage: int, trains: bool
     what it needs never waits in a circle, since every wait is for something earlier in one and the same step. That
     step's times also say when a message has been taken.
     """
-    orders = [_order(micro_batches, stages, parts, number, trains) for number in range(stages)]
+    orders = [_order(micro_batches, stages, parts, stage=number, trains=trains) for number in range(stages)]
     return _with_taken(orders[stage], stages, parts, _begins(orders, parts))
 
 

@@ -52,7 +52,9 @@ def loaded_source(config: TrainerConfig) -> StartSource | None:
     need = ResumeNeed.of(config)
     if takes_weights:
         need = need.for_weights()
-    return StartSource(Path(settings.load), False, True, need, takes_weights, settings.finetune)
+    return StartSource(
+        Path(settings.load), False, True, need=need, takes_weights=takes_weights, is_fresh=settings.finetune
+    )
 
 
 def no_start(source: StartSource) -> str:

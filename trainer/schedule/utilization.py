@@ -35,8 +35,18 @@ def utilization(
     `peak_tflops` of one device in the training's dtype: `trainer.schedule.devices.peak_tflops`.
     """
     scale = seconds * world_size * 1e12
-    needed = model_flops(model, padded_vocabulary_size, samples, sequence_length, mask_probability) / scale
-    done = hardware_flops(model, padded_vocabulary_size, samples, sequence_length, mask_probability) / scale
+    needed = (
+        model_flops(
+            model, padded_vocabulary_size, samples, sequence_length=sequence_length, mask_probability=mask_probability
+        )
+        / scale
+    )
+    done = (
+        hardware_flops(
+            model, padded_vocabulary_size, samples, sequence_length=sequence_length, mask_probability=mask_probability
+        )
+        / scale
+    )
     if peak_tflops is None:
         return Utilization(needed, done, None, None)
     return Utilization(needed, done, needed / peak_tflops, done / peak_tflops)

@@ -79,7 +79,7 @@ def _outcomes(stage: Stage, mesh: Mesh, seed: int, iteration: int) -> list[Worke
     all_go_on = _agreement(mesh)
     with _beside_the_training(stage.module, mesh.device):
         try:
-            first, second = (_compute(stage, batch, mesh, drawn, all_go_on) for _ in range(2))
+            first, second = (_compute(stage, batch, mesh, seed=drawn, all_go_on=all_go_on) for _ in range(2))
             all_go_on(True)
         except _PeerFault:
             fault = PEER_FAULT

@@ -112,4 +112,6 @@ class CorruptionWatch:
 
     def _answer(self, request: int, step: int | None, text: str) -> None:
         if request and self.mesh.rank == 0:
-            leave_answer(self.config.paths, RequestAnswer(request, step, text, time.time(), self.attempt.job_id))
+            leave_answer(
+                self.config.paths, RequestAnswer(request, step, text, time=time.time(), job_id=self.attempt.job_id)
+            )

@@ -134,7 +134,7 @@ class SpikeDetector(Record):
         """Report each kind once in a spike."""
         if self.first_sign is None or (kind, lasting) in self.told:
             return self, None
-        spike = Spike(iteration, kind, value, usual, self.first_sign, lasting)
+        spike = Spike(iteration, kind, value, median=usual, first_sign=self.first_sign, lasting=lasting)
         return replace(self, told=self.told | {(kind, lasting)}), spike
 
 

@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         topology=source.facts.topology,
         model=source.facts.model,
         run_card_hash=read_card_hash(options.card),
-        versions={"torch": torch.__version__},
+        versions={"torch": str(torch.__version__)},
     )
     with progress_bar() as bar:
         task = bar.add_task("importing", total=source_bytes(source))
@@ -55,8 +55,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             target,
             source,
             STEP,
-            Extras(cursor=asdict(Progress())),
-            info,
+            extras=Extras(cursor=asdict(Progress())),
+            info=info,
             on_bytes=lambda count: bar.advance(task, count),
         )
     weights = source.tensors("weights").values()

@@ -66,7 +66,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     topology = {degree: asked.get(degree, facts.topology.get(degree, 1)) for degree in DEGREES}
     info = CheckpointInfo(topology, facts.model)
     if manifest is not None:
-        info = CheckpointInfo(topology, facts.model, manifest.run_card_hash, manifest.versions, manifest.job_id)
+        info = CheckpointInfo(
+            topology, facts.model, manifest.run_card_hash, versions=manifest.versions, job_id=manifest.job_id
+        )
     extras = Extras({"consumed_samples": 0, "consumed_tokens": 0, **facts.cursor})
     with progress_bar() as bar:
         if options.verify and manifest is not None:
@@ -84,8 +86,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                 output,
                 source,
                 facts.step,
-                extras,
-                info,
+                extras=extras,
+                info=info,
                 settings=settings,
                 latest=pointer.moves,
                 fence=pointer.look_again,
@@ -96,8 +98,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                 output,
                 source,
                 facts.step,
-                extras,
-                info,
+                extras=extras,
+                info=info,
                 latest=pointer.moves,
                 fence=pointer.look_again,
                 on_bytes=moved,

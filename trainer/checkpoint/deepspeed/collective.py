@@ -119,7 +119,9 @@ def load_deepspeed(
         shapes = [_shown(facts.topology), _shown(info.topology)]
         remarks += (f"saved on {shapes[0]}, loaded on {shapes[1]}: random-number streams are derived again",)
     manifest = ranks.on_first(what, lambda: Manifest.read(place) or _manifest_of(source))
-    return Loaded(manifest, facts.cursor, facts.optimizer_step, rng, remarks, time.perf_counter() - started)
+    return Loaded(
+        manifest, facts.cursor, facts.optimizer_step, rng=rng, remarks=remarks, seconds=time.perf_counter() - started
+    )
 
 
 def _shown(topology: Mapping[str, int]) -> str:
@@ -168,7 +170,7 @@ def save_deepspeed(
     share = ranks.each(what, lambda: _Share(state, mesh, int(info.model["model.layers"]), with_optimizer))
     partial = ranks.on_first(what, bind(prepare, folder, step, []))
     try:
-        entries = ranks.each(what, lambda: _write_share(partial, share, extras, info, settings))
+        entries = ranks.each(what, lambda: _write_share(partial, share, extras, info=info, settings=settings))
         entries += ranks.each(what, lambda: write_extras(partial, ranks.rank, step, extras))
         written = tuple(chain.from_iterable(ranks.gather(entries)))
         manifest = make_manifest(step, extras, info, written)
@@ -253,10 +255,19 @@ def _files(
     mesh, steps = share.mesh, share.state.optimizer_step
     if mesh.data_rank == 0:
         yield from share.layer_files()
-        yield rank_file(share.model_rank), rank_contents(share.groups, share.degrees, extras.cursor, info, steps)
+        yield (
+            rank_file(share.model_rank),
+            rank_contents(share.groups, share.degrees, extras.cursor, info=info, optimizer_step=steps),
+        )
     if share.with_optimizer:
         names = {item.name: item.module_name for group in share.groups for item in group}
         contents = optimizer_contents(
-            share.partitions(), names, share.degrees, mesh.data_rank, share.bf16, steps, settings
+            share.partitions(),
+            names,
+            share.degrees,
+            data_rank=mesh.data_rank,
+            bf16=share.bf16,
+            optimizer_step=steps,
+            settings=settings,
         )
         yield optimizer_file(mesh.data_rank, share.model_rank, share.bf16), contents

@@ -83,9 +83,11 @@ def inspect_layout(files: OpenFiles) -> Layout:
     check_manifest(folder)
     tensor, pipeline, data = _degrees(folder, names)
     client = client_of(files)
-    _check_rank_files(files, names, tensor * pipeline, data, client)
+    _check_rank_files(files, names, tensor * pipeline, data=data, first=client)
     roles = _roles(files, names, attributes(client.get("args")).get("num_layers"))
-    return Layout(names, tensor, pipeline, data, client, roles, _weights(files, roles, tensor))
+    return Layout(
+        names, tensor, pipeline, data=data, client=client, roles=roles, weights=_weights(files, roles, tensor)
+    )
 
 
 def check_manifest(folder: Path) -> None:
@@ -216,7 +218,7 @@ def _weights(files: OpenFiles, roles: Roles, tensor: int) -> dict[str, StoredTen
             what = f"holds {foreign[0]}, which tr11's GPT has not" if foreign else f"lacks {lacking[0]}"
             raise CheckpointError(f"{path} {what}: it is of another model")
         for theirs in held:
-            whole = _weight(files, position, theirs, names[theirs], tensor)
+            whole = _weight(files, position, theirs, ours=names[theirs], tensor=tensor)
             if shapes.setdefault(theirs, whole.facts.shape) != whole.facts.shape:
                 raise CheckpointError(
                     f"{path} holds {theirs} of shape {whole.facts.shape}, the first block {shapes[theirs]}: "
@@ -240,6 +242,6 @@ def _weight(files: OpenFiles, position: int, theirs: str, ours: str, tensor: int
                 f"{files.folder / name} holds {theirs} as {tuple(value.shape)} {value.dtype}, "
                 f"{layer_file(position, 0)} as {local} {first.dtype}: one of them is of another checkpoint; {AGAIN}"
             )
-        run = FlatRun(name, (theirs,), 0, math.prod(local), 0)
+        run = FlatRun(name, (theirs,), 0, numel=math.prod(local), start=0)
         slices.append(Slice(sharding.offsets(local, rank), local, (run,)))
     return StoredTensor(TensorFacts(sharding.global_shape(local), first.dtype), tuple(slices), cut is None)

@@ -62,18 +62,18 @@ def inspect_optimizer(files: OpenFiles, layout: Layout) -> OptimizerLayout:
         # Ranks in numerical order: each parameter's fragments follow one another over the data ranks.
         for data_rank in range(layout.data):
             name = optimizer_file(data_rank, model_rank, layout.names.bf16)
-            share = _share(files, name, layout.data, expected, data_rank)
+            share = _share(files, name, layout.data, expected=expected, data_rank=data_rank)
             steps.update(dict.fromkeys(share.steps, name))
             options = options or share.options
             for inner, keys, start, numel in share.fragments:
-                ours = _our_name(files, name, inner, layout.roles, stage)
+                ours = _our_name(files, name, inner, roles=layout.roles, stage=stage)
                 if ours is None:
                     continue
                 kinds = runs.setdefault((ours, tensor_rank), {})
                 for kind, path in keys.items():
                     held = kinds.setdefault(kind, [])
                     first = held[-1].first + held[-1].numel if held else 0
-                    held.append(FlatRun(name, path, first, numel, start))
+                    held.append(FlatRun(name, path, first, numel=numel, start=start))
     if len(steps) > 1:
         (one, early), (two, late) = sorted(steps.items())[:2]
         raise CheckpointError(

@@ -72,7 +72,7 @@ def inspect_universal(files: OpenFiles) -> Universal:
     tensor = int(dims.get("tp_degree", attributes(client.get("args")).get("tensor_model_parallel_size", 1)))
     model, data = int(client.get("mp_world_size", tensor)), int(client.get("dp_world_size", 1))
     names = Names({}, {}, {}, dtype == torch.bfloat16)
-    layout = Layout(names, tensor, model // tensor, data, client, roles, weights)
+    layout = Layout(names, tensor, model // tensor, data=data, client=client, roles=roles, weights=weights)
     return Universal(layout, OptimizerLayout(tensors, done))
 
 
@@ -108,7 +108,7 @@ def _stored(files: OpenFiles, name: str) -> StoredTensor:
     shape = (sum(part.shape[0] for part, _ in parts), *value.shape[1:])
     runs, first = [], 0
     for part, key in parts:
-        runs.append(FlatRun(name, (key,), first, part.numel(), 0))
+        runs.append(FlatRun(name, (key,), first, numel=part.numel(), start=0))
         first += part.numel()
     assert first == math.prod(shape)
     return StoredTensor(TensorFacts(shape, value.dtype), (Slice((0,) * len(shape), shape, tuple(runs)),), False)

@@ -87,7 +87,7 @@ def write_deepspeed_layout(
     with new_checkpoint(folder, step) as partial:
         entries = [
             write_file(partial, name, contents, on_bytes)
-            for name, contents in _files(plan, source, extras.cursor, info, settings)
+            for name, contents in _files(plan, source, extras.cursor, info=info, settings=settings)
         ]
         entries += write_extras(partial, 0, step, extras)
         publish(folder, partial, make_manifest(step, extras, info, tuple(entries)), latest=latest, fence=fence)
@@ -186,23 +186,25 @@ def _files(
         kinds = [empty_kinds(sum(item.numel for item in group), degrees.data, held) for group in groups]
         for tensor_rank in range(degrees.tensor):
             model_rank = stage * degrees.tensor + tensor_rank
-            yield rank_file(model_rank), rank_contents(groups, degrees, cursor, info, steps)
+            yield rank_file(model_rank), rank_contents(groups, degrees, cursor, info=info, optimizer_step=steps)
             if not source.tensors("optimizer"):
                 continue
             for data_rank in range(degrees.data):
                 filled = [
-                    _filled(plan, source, group, tensor_rank, data_rank, memory)
+                    _filled(plan, source, group, tensor_rank=tensor_rank, data_rank=data_rank, kinds=memory)
                     for group, memory in zip(groups, kinds, strict=True)
                 ]
                 names = {item.name: item.module_name for group in groups for item in group}
-                contents = optimizer_contents(filled, names, degrees, data_rank, plan.bf16, steps, settings)
+                contents = optimizer_contents(
+                    filled, names, degrees, data_rank=data_rank, bf16=plan.bf16, optimizer_step=steps, settings=settings
+                )
                 yield optimizer_file(data_rank, model_rank, plan.bf16), contents
 
 
 def _layer_contents(plan: _Plan, source: TensorSource, position: int, tensor_rank: int) -> dict[str, Tensor]:
     return {
         plan.positions[name].inner: read_finite(
-            source, "weights", name, plan.offsets(name, tensor_rank), plan.local_shape(name)
+            source, "weights", name, offsets=plan.offsets(name, tensor_rank), sizes=plan.local_shape(name)
         ).contiguous()
         for name in plan.layer(position)
     }
@@ -225,7 +227,7 @@ def _filled(
     for fragment in fragments:
         for kind, flat in kinds.items():
             if kind == MASTERS or fragment.name not in idle:  # an idle copy has no gradient, so no moments
-                _read_run(plan, source, fragment, kind, tensor_rank, flat)
+                _read_run(plan, source, fragment, kind=kind, tensor_rank=tensor_rank, flat=flat)
     return FlatGroup(fragments, kinds, sum(numel for _, numel in sizes))
 
 
@@ -238,6 +240,6 @@ def _read_run(
         begin = fragment.start + block.start
         for piece, sizes in row_blocks(TensorFacts(block.sizes, facts.dtype), _READ_BYTES):
             offsets = tuple(map(sum, zip(base, block.offsets, piece, strict=True)))
-            value = read_finite(source, "optimizer", f"{fragment.name}/{kind}", offsets, sizes)
+            value = read_finite(source, "optimizer", f"{fragment.name}/{kind}", offsets=offsets, sizes=sizes)
             flat[begin : begin + value.numel()].copy_(value.flatten())
             begin += value.numel()

@@ -127,7 +127,16 @@ def plan_export(
     tokens = tokenizer.vocabulary_size if tokenizer is not None else vocabulary_size
     mapped = _MAPPED.get(_architecture(facts))
     if mapped is not None:
-        return _plan_mapped(mapped, source, dtype, max_shard_bytes, facts, tokenizer, tokens, extra or {})
+        return _plan_mapped(
+            mapped,
+            source,
+            dtype,
+            max_shard_bytes=max_shard_bytes,
+            facts=facts,
+            tokenizer=tokenizer,
+            tokens=tokens,
+            extra=extra or {},
+        )
     shape, remarks = bloom_shape(facts)
     stored = source.tensors("weights")
     _check_tensors(shape, stored)
@@ -142,7 +151,7 @@ def plan_export(
     ]
     ids = tokenizer.ids if tokenizer else {}
     config = config_document(shape, chosen, {**(extra or {}), **ids})
-    return ExportPlan(source, _shards(items, max_shard_bytes), config, tokenizer, tuple(remarks))
+    return ExportPlan(source, _shards(items, max_shard_bytes), config, tokenizer=tokenizer, remarks=tuple(remarks))
 
 
 def _kept_dtype(stored: Mapping[str, TensorFacts]) -> str:
@@ -226,11 +235,15 @@ def _plan_mapped(
         shape = item.shape(stored[item.key].shape)
         if item.key in tables:
             shape = (rows, *shape[1:])
-        items.append(_Item(item.key, name, TensorFacts(shape, DTYPES[chosen]), item.rows(groups), item.leading))
+        items.append(
+            _Item(item.key, name, TensorFacts(shape, DTYPES[chosen]), fused=item.rows(groups), leading=item.leading)
+        )
     known = {theirs.std: "initializer_range"} | ({theirs.length: "seq_length"} if theirs.length else {})
     more = {key: extra[ours] for key, ours in known.items() if ours in extra}
     ids = tokenizer.ids if tokenizer else {}
-    return ExportPlan(source, _shards(items, max_shard_bytes), {**config, **more, **ids}, tokenizer, tuple(remarks))
+    return ExportPlan(
+        source, _shards(items, max_shard_bytes), {**config, **more, **ids}, tokenizer=tokenizer, remarks=tuple(remarks)
+    )
 
 
 def write_export(
@@ -249,7 +262,7 @@ def write_export(
         count = len(plan.shards)
         for number, shard in enumerate(plan.shards, 1):
             name = SINGLE if count == 1 else f"model-{number:05d}-of-{count:05d}.safetensors"
-            entries.append(_write_shard(folder, name, shard, plan.source, on_bytes))
+            entries.append(_write_shard(folder, name, shard, source=plan.source, on_bytes=on_bytes))
             places.update({item.name: name for item in shard})
         if count > 1:
             totals = {"total_parameters": plan.parameters, "total_size": plan.bytes}
@@ -346,7 +359,7 @@ def _write_shard(
         stream.write(len(text).to_bytes(8, "little") + text)
         for item in items:
             for offsets, sizes in item.blocks():
-                block = read_finite(source, "weights", item.key, offsets, sizes)
+                block = read_finite(source, "weights", item.key, offsets=offsets, sizes=sizes)
                 narrow = convert(item.key, block, item.facts.dtype).contiguous()
                 stream.write(narrow.flatten().view(torch.uint8).numpy().data)
                 on_bytes(narrow.numel() * narrow.element_size())

@@ -53,7 +53,7 @@ def bert_sample(
             text[position] = random.randint(0, vocabulary.size)
 
     most = budget(rules.mask_probability, target, length)
-    choose_spans(find_words(tokens, vocabulary), most, random, short_runs, mask)
+    choose_spans(find_words(tokens, vocabulary), most, random, word_count=short_runs, on_masked=mask)
     places = np.arange(rules.sequence_length)
     return {
         "text": text,

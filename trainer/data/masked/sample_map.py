@@ -119,7 +119,17 @@ def _find_ways(sizes: IntArray, documents: IntArray, rules: MapRules) -> _Ways:
     at = total = 0
     for first in range(0, len(counts), DOCUMENTS_AT_ONCE):
         group = slice(first, first + DOCUMENTS_AT_ONCE)
-        total = _find_some(sizes, begins[group], lasts[group] - at, rules, total, at, following, tokens, origin)
+        total = _find_some(
+            sizes,
+            begins[group],
+            lasts[group] - at,
+            rules=rules,
+            total=total,
+            at=at,
+            following=following,
+            tokens=tokens,
+            origin=origin,
+        )
         at = int(lasts[group][-1]) + 1
     following[places], tokens[places], origin[places] = places, total, 0
     return _Ways(_as_array(following), _as_array(tokens), bytearray(ends), origin)
