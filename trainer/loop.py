@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -209,7 +208,7 @@ class Trainer:
 
         Raises Stopped when a living trainer keeps this one out.
         """
-        fault = self.ranks.on_first("the run's lease", partial(take_run, self.lease, self.config.paths))
+        fault = self.ranks.on_first("the run's lease", take_run, self.lease, self.config.paths)
         if fault:
             raise Stopped(StopDecision("refused", False, f"tr11: refused: {fault}"))
 
@@ -221,7 +220,7 @@ class Trainer:
         """Whether there is test data to evaluate once the training has ended. Collective."""
         if not self.config.tests_at_end:
             return False
-        fault = self.ranks.on_first("test data", partial(missing_test_share, self.config))
+        fault = self.ranks.on_first("test data", missing_test_share, self.config)
         if fault:
             self._say(f"the test share of data.split will not be evaluated: {fault}")
         return not fault

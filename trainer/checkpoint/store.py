@@ -11,7 +11,6 @@ import json
 import shutil
 import time
 from collections.abc import Iterable, Mapping
-from functools import partial as bind
 from itertools import chain
 from pathlib import Path
 from typing import Any, cast
@@ -125,14 +124,14 @@ def save(
     started = time.perf_counter()
     what = f"checkpoint of step {step} was not saved in {folder}"
     chosen = extras if save_random_state else Extras(extras.cursor)
-    parts = ranks.each(what, lambda: saved_parts(state, save_optimizer))
+    parts = ranks.each(what, saved_parts, state, save_optimizer)
     shares = {name: plan_share(pieces, ranks, what) for name, pieces in parts.items()}
-    partial = ranks.on_first(what, lambda: prepare(folder, step, list(parts), report))
+    partial = ranks.on_first(what, prepare, folder, step, names=list(parts), report=report)
     try:
-        entries = ranks.each(what, lambda: _write(partial, ranks.rank, step, parts=parts, shares=shares, extras=chosen))
+        entries = ranks.each(what, _write, partial, ranks.rank, step=step, parts=parts, shares=shares, extras=chosen)
         written = tuple(chain.from_iterable(ranks.collect(entries)))
         manifest = make_manifest(step, extras, info, written)
-        total = ranks.on_first(what, lambda: publish(folder, partial, manifest, fence=fence, report=report))
+        total = ranks.on_first(what, publish, folder, partial, manifest=manifest, fence=fence, report=report)
     except CheckpointError:
         if ranks.rank == 0:
             shutil.rmtree(partial, ignore_errors=True)
@@ -201,20 +200,20 @@ def load(
     started = time.perf_counter()
     place = folder / checkpoint_name(step)
     what = f"{place} was not loaded"
-    manifest = ranks.on_first(what, lambda: _checked_manifest(folder, step, info, weights_only))
+    manifest = ranks.on_first(what, _checked_manifest, folder, step, info=info, weights_only=weights_only)
     optimizer_step = torch.zeros((), dtype=torch.int64)
-    parts = ranks.each(what, lambda: _parts(state, optimizer_step))
+    parts = ranks.each(what, _parts, state, optimizer_step)
     if weights_only:
         del parts[OPTIMIZER]
     for name, pieces in parts.items():
-        index = ranks.each(what, bind(sharded_files.read_index, place / name))
-        ranks.each(what, bind(check_pieces, name, index, pieces, weights_only))
+        index = ranks.each(what, sharded_files.read_index, place / name)
+        ranks.each(what, check_pieces, name, index, pieces=pieces, widening=weights_only)
         wanted = set().union(*ranks.gather({piece.key for piece in pieces}))
-        ranks.each(what, bind(check_complete, name, index, wanted))
+        ranks.each(what, check_complete, name, index, wanted=wanted)
     for name, pieces in parts.items():
-        ranks.each(what, bind(sharded_files.read, place / name, pieces, ranks))
+        ranks.each(what, sharded_files.read, place / name, pieces, ranks=ranks)
     same = dict(manifest.topology) == dict(info.topology)
-    cursor, rng = ranks.each(what, lambda: _read_extras(place, ranks.rank, same))
+    cursor, rng = ranks.each(what, _read_extras, place, ranks.rank, same_topology=same)
     remarks: tuple[str, ...] = ()
     if not weights_only:  # nothing random follows from weights alone
         remarks = () if same else (_reshaped(manifest.topology, info.topology),)

@@ -140,7 +140,7 @@ class AsyncSaver:
         """
         what = f"saves into {self.folder} cannot be planned"
         try:
-            parts = self._ranks.each(what, lambda: store.saved_parts(state, save_optimizer))
+            parts = self._ranks.each(what, store.saved_parts, state, save_optimizer)
             size, on_gpu = self._plan(parts, what), _lies_on_gpu(parts)
             if self._shortage(size) is not None:
                 return
@@ -181,10 +181,12 @@ class AsyncSaver:
         what = self._what(step)
         chosen = extras if save_random_state else Extras(extras.cursor)
         try:
-            parts = self._ranks.each(what, lambda: store.saved_parts(state, save_optimizer))
+            parts = self._ranks.each(what, store.saved_parts, state, save_optimizer)
             reason = self._make_room(parts, what)
             if reason is None:
-                partial = self._ranks.on_first(what, lambda: store.prepare(self.folder, step, list(parts), self.report))
+                partial = self._ranks.on_first(
+                    what, store.prepare, self.folder, step, names=list(parts), report=self.report
+                )
         except CheckpointError as fault:
             self._fail(step, fault)
             return

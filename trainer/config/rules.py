@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TypeAlias
 
 from trainer.config.card import MOST_RAMP_LEVELS, BatchSection, Problem, RampSection, TrainerConfig
@@ -18,19 +19,19 @@ Rule: TypeAlias = Callable[[], Iterable[Problem]]
 def shape_rules(config: TrainerConfig, world_size: Callable[[], int]) -> tuple[Rule, ...]:
     """Rules of the model's shape, the workers and the batch, one by one."""
     return (
-        lambda: _width_problems(config),
-        lambda: _vocabulary_problems(config),
-        lambda: _position_problems(config),
-        lambda: _sharing_problems(config),
-        lambda: _recompute_problems(config),
-        lambda: family_problems(config),
-        lambda: _stage_problems(config),
-        lambda: _part_problems(config),
-        lambda: _round_problems(config, config.data_parallel(world_size()) or 1),
-        lambda: _world_problems(config, world_size()),
-        lambda: batch_problems(config.batch, config.data_parallel(world_size()) or 1),
-        lambda: _order_problems(config),
-        lambda: optimizer_problems(config.optimizer),
+        partial(_width_problems, config),
+        partial(_vocabulary_problems, config),
+        partial(_position_problems, config),
+        partial(_sharing_problems, config),
+        partial(_recompute_problems, config),
+        partial(family_problems, config),
+        partial(_stage_problems, config),
+        partial(_part_problems, config),
+        partial(_round_problems, config, world_size),
+        partial(_world_problems, config, world_size),
+        partial(_replica_problems, config, world_size),
+        partial(_order_problems, config),
+        partial(optimizer_problems, config.optimizer),
     )
 
 
@@ -209,9 +210,9 @@ def _part_problems(config: TrainerConfig) -> Iterator[Problem]:
         yield Problem("parallel.virtual_stages", parts, rule, "use 1, or the other format")
 
 
-def _round_problems(config: TrainerConfig, data_parallel: int) -> Iterator[Problem]:
+def _round_problems(config: TrainerConfig, world_size: Callable[[], int]) -> Iterator[Problem]:
     """Batches too small for stages of several parts."""
-    batch, stages = config.batch, config.parallel.pipeline
+    batch, stages, data_parallel = config.batch, config.parallel.pipeline, _replicas(config, world_size)
     if config.parallel.virtual_stages == 1 or batch_problems(batch, data_parallel):
         return
     first = "batch.ramp.start", batch.ramp.start if batch.ramp else batch.global_batch_size
@@ -227,18 +228,24 @@ def _round_problems(config: TrainerConfig, data_parallel: int) -> Iterator[Probl
             return
 
 
-def _world_problems(config: TrainerConfig, world_size: int) -> list[Problem]:
-    shape = config.parallel.tensor * config.parallel.pipeline
-    if world_size % shape:
-        return [
-            Problem(
-                "parallel",
-                f"tensor {config.parallel.tensor} x pipeline {config.parallel.pipeline}",
-                f"the number of workers ({world_size} = nodes x workers per node) must be a multiple of {shape}",
-                f"use {_multiples(world_size, shape)} workers, or other degrees",
-            )
-        ]
-    return []
+def _world_problems(config: TrainerConfig, world_size: Callable[[], int]) -> Iterator[Problem]:
+    shape, workers = config.parallel.tensor * config.parallel.pipeline, world_size()
+    if workers % shape:
+        yield Problem(
+            "parallel",
+            f"tensor {config.parallel.tensor} x pipeline {config.parallel.pipeline}",
+            f"the number of workers ({workers} = nodes x workers per node) must be a multiple of {shape}",
+            f"use {_multiples(workers, shape)} workers, or other degrees",
+        )
+
+
+def _replicas(config: TrainerConfig, world_size: Callable[[], int]) -> int:
+    """At least one, where the workers do not fill any: that is a problem of its own."""
+    return config.data_parallel(world_size()) or 1
+
+
+def _replica_problems(config: TrainerConfig, world_size: Callable[[], int]) -> list[Problem]:
+    return batch_problems(config.batch, _replicas(config, world_size))
 
 
 def batch_problems(batch: BatchSection, data_parallel: int) -> list[Problem]:
@@ -314,9 +321,8 @@ def _micro_batch_problems(batch: BatchSection, ramp: RampSection, data_parallel:
     for index, entry in enumerate(batch.micro_batch_ramp):
         if entry.from_batch not in levels or entry.from_batch <= below:
             rule = f"must be a level of the ramp above {below}: {ramp.start} + n x {ramp.increment}"
-            near = min((level for level in levels if level > below), key=lambda level: abs(level - entry.from_batch),
-                       default=None)  # fmt: skip
-            fix = "remove it" if near is None else f"use {near}"
+            above = [(abs(level - entry.from_batch), level) for level in levels if level > below]
+            fix = f"use {min(above)[1]}" if above else "remove it"
             return [Problem(f"{key}.{index}.from_batch", entry.from_batch, rule, fix)]
         if entry.size <= size:
             return [Problem(f"{key}.{index}.size", entry.size, f"must be larger than {size}, before it", "raise it")]

@@ -59,12 +59,12 @@ def load_newest(config: TrainerConfig, mesh: Mesh, engine: Engine, say: Say, job
     step = _find(config, own, say, ranks)
     if step is not None:
         found = load_step(config, mesh, engine, step=step, say=say)
-        origin = ranks.on_first("the origin", lambda: _origin_of(config, found.cursor, say))
+        origin = ranks.on_first("the origin", _origin_of, config, found.cursor, say=say)
         return replace(found, own_step=step, origin=origin)
     other = loaded_source(config)
     if other is None:
         say(f"no checkpoint in {own.folder}: starting from random weights")
-        ranks.on_first("the origin", lambda: _keep_origin(config, None, say))
+        ranks.on_first("the origin", _keep_origin, config, None, say=say)
         return ResumePosition(Progress(), plan_of(config), None, False)
     step = _find(config, other, say, ranks)
     assert step is not None
@@ -80,7 +80,7 @@ def load_newest(config: TrainerConfig, mesh: Mesh, engine: Engine, say: Say, job
         job_id=job_id,
         before=before,
     )
-    origin = ranks.on_first("the origin", lambda: _keep_origin(config, began, say))
+    origin = ranks.on_first("the origin", _keep_origin, config, began, say=say)
     return replace(found, origin=origin)
 
 
@@ -143,7 +143,7 @@ def _read(
     """Fill the engine from a checkpoint of either layout; returns its cursor, and this rank's random state."""
     state, info = engine.sharded_state(), checkpoint_info(config, mesh, "", "")
     ranks = RankGroup(mesh.cpu_group)
-    if ranks.on_first(f"{place} was not loaded", lambda: has_original_layout(place)):
+    if ranks.on_first(f"{place} was not loaded", has_original_layout, place):
         loaded = load_deepspeed(place, state, info, group=mesh.cpu_group, weights_only=weights_only)
     else:
         step = checkpoint_step(place.name)
@@ -169,13 +169,13 @@ def _read(
 def _find(config: TrainerConfig, source: StartSource, say: Say, ranks: RankGroup) -> int | None:
     """The step to start from; also a checkpoint that another tool wrote, which has no manifest."""
     folder = source.folder
-    foreign = ranks.on_first(f"{folder} could not be searched", lambda: foreign_step(folder))
+    foreign = ranks.on_first(f"{folder} could not be searched", foreign_step, folder)
     if foreign is not None:
         return foreign
     must = source.must and source.is_own
     step = store.find_resumable(folder, config.checkpoint.verify, must, report=say, group=ranks.group, need=source.need)
     if step is None and source.must:
-        raise CheckpointError(ranks.on_first(f"{folder} could not be searched", lambda: no_start(source)))
+        raise CheckpointError(ranks.on_first(f"{folder} could not be searched", no_start, source))
     return step
 
 

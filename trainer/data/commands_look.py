@@ -6,6 +6,7 @@ import argparse
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,7 @@ def check(options: argparse.Namespace) -> dict[str, Any]:
 def _bytes_bar(total: int | None) -> Iterator[Any]:
     with progress_bar() as bar:
         task = bar.add_task("checking", total=total)
-        yield lambda count: bar.advance(task, count)
+        yield partial(bar.advance, task)
 
 
 def show_text(options: argparse.Namespace) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -144,9 +145,7 @@ def make_corpus(options: argparse.Namespace) -> dict[str, Any]:
     _tell_of_interruption(record_path(options.out))
     with progress_bar() as bar:
         task = bar.add_task("corpus", total=options.min_bytes)
-        report = build_corpus(
-            options.out, options.min_bytes, options.force, on_bytes=lambda count: bar.advance(task, count)
-        )
+        report = build_corpus(options.out, options.min_bytes, options.force, on_bytes=partial(bar.advance, task))
         bar.update(task, completed=report.text_bytes, total=report.text_bytes)
     if report.already_complete:
         say(f"{options.out} is complete already ({report.text_bytes:,} bytes of text); --force builds it again")
@@ -186,14 +185,14 @@ def make_tokenizer(options: argparse.Namespace) -> dict[str, Any]:
         with progress_bar() as bar:
             task = bar.add_task("reading", total=status.st_size)
             tokenizer = train_tokenizer(
-                _texts(corpus, options.json_key, options.max_line_mib, lambda count: bar.advance(task, count)),
+                _texts(corpus, options.json_key, options.max_line_mib, partial(bar.advance, task)),
                 options.vocab_size,
                 options.out,
                 kind=kind,
                 extra_special_tokens=options.special_token,
                 request=request,
                 force=options.force,
-                on_learning=lambda: bar.update(task, description="learning"),
+                on_learning=partial(bar.update, task, description="learning"),
             )
             bar.update(task, description="tokenizer")
     return {
@@ -274,7 +273,7 @@ def merge_pairs(options: argparse.Namespace) -> dict[str, Any]:
         tokens = merge(
             options.prefixes,
             options.output_prefix,
-            lambda count: bar.advance(task, count),
+            partial(bar.advance, task),
             options.force,
             tell=_teller(bar),
         )

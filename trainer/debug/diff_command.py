@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -49,7 +50,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     total = sum(math.prod(copy.shape) for pair in pairs for copy in pair[-1].copies)
     with progress_bar("{task.completed:,.0f} numbers") as bar:
         task = bar.add_task("comparing", total=total)
-        verdict = judge(pairs, [*a, *b], options.tolerance, lambda count: bar.advance(task, count))
+        verdict = judge(pairs, [*a, *b], options.tolerance, partial(bar.advance, task))
         bar.update(task, completed=total)
     return {"a": options.a, "b": options.b, "tolerance": options.tolerance, **report.document(verdict)}
 

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ class StepProfiler:
             return
         self._left -= 1
         if self._left == 0 and self._profiler is not None:
-            self._guarded(lambda: self._finish(iteration))
+            self._guarded(partial(self._finish, iteration))
             self._profiler = None
 
     def give_up(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -15,6 +15,7 @@ from trainer.contract.files import host_name
 from trainer.contract.record import Record
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 class LostRanksError(Tr11Error, RuntimeError):
@@ -53,13 +54,13 @@ class RankGroup(Record):
     def size(self) -> int:
         return 1 if self.alone else dist.get_world_size(self.group)
 
-    def each(self, what: str, action: Callable[[], T]) -> T:
-        """Run `action` on every rank and return this rank's result; doubles as a barrier.
+    def each(self, what: str, action: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+        """Run `action` with its arguments on every rank and return this rank's result; doubles as a barrier.
 
         If it fails anywhere, every rank raises one CheckpointError "`what`: rank R on HOST: fault". The action may hold
         one collective operation, as its first statement, if that fails on all ranks together.
         """
-        value, fault = self._attempt(action)
+        value, fault = self._attempt(action, *arguments, **options)
         words = self.gather(host_name() if fault is None else fault)
         faults = [word if isinstance(word, _Fault) else None for word in words]
         first = next((fault for fault in faults if fault is not None), None)
@@ -74,9 +75,9 @@ class RankGroup(Record):
             raise CheckpointError(text)
         return cast(T, value)
 
-    def on_first(self, what: str, action: Callable[[], T]) -> T:
-        """Run `action` on rank 0 and give its result to all; a failure is raised on all ranks."""
-        value, fault = self.broadcast(self._attempt(action) if self.rank == 0 else (None, None))
+    def on_first(self, what: str, action: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+        """Run `action`, likewise, on rank 0 and give its result to all; a failure is raised on all ranks."""
+        value, fault = self.broadcast(self._attempt(action, *arguments, **options) if self.rank == 0 else (None, None))
         if fault is not None:
             raise CheckpointError(f"{what}: {self._place(fault)}{fault.text}")
         return cast(T, value)
@@ -84,9 +85,11 @@ class RankGroup(Record):
     def _place(self, fault: _Fault) -> str:
         return "" if self.alone else f"rank {fault.rank} on {fault.host}: "
 
-    def _attempt(self, action: Callable[[], T]) -> tuple[T | None, _Fault | None]:
+    def _attempt(
+        self, action: Callable[P, T], *arguments: P.args, **options: P.kwargs
+    ) -> tuple[T | None, _Fault | None]:
         try:
-            return action(), None
+            return action(*arguments, **options), None
         except CheckpointException as error:  # a BaseException of torch; it carries the failing ranks' own errors
             rank, (cause, _) = min(error.failures.items(), key=lambda item: item[0])
             return None, _Fault(rank, one_line(cause), host_name())
@@ -98,7 +101,7 @@ class RankGroup(Record):
         if self.alone:
             return [value]
         values: list[Any] = [None] * self.size
-        _guarded(lambda: dist.all_gather_object(values, value, group=self.group))
+        _guarded(dist.all_gather_object, values, value, group=self.group)
         return values
 
     def collect(self, value: T) -> list[T]:
@@ -106,7 +109,7 @@ class RankGroup(Record):
         if self.alone:
             return [value]
         values: list[Any] | None = [None] * self.size if self.rank == 0 else None
-        _guarded(lambda: dist.gather_object(value, values, dst=self._first, group=self.group))
+        _guarded(dist.gather_object, value, values, dst=self._first, group=self.group)
         return values or []
 
     def deal(self, what: str, action: Callable[[], list[T]]) -> T:
@@ -116,7 +119,7 @@ class RankGroup(Record):
         if not self.alone:
             parts = [(part, None) for part in dealt] if dealt else [(None, fault)] * self.size
             sent = parts if self.rank == 0 else None
-            _guarded(lambda: dist.scatter_object_list(mine, sent, src=self._first, group=self.group))
+            _guarded(dist.scatter_object_list, mine, sent, src=self._first, group=self.group)
         value, fault = mine[0]
         if fault is not None:
             raise CheckpointError(f"{what}: {self._place(fault)}{fault.text}")
@@ -127,7 +130,7 @@ class RankGroup(Record):
         if self.alone:
             return flag
         flags = torch.tensor([flag], dtype=torch.int32)
-        _guarded(lambda: dist.all_reduce(flags, dist.ReduceOp.MIN, group=self.group))
+        _guarded(dist.all_reduce, flags, dist.ReduceOp.MIN, group=self.group)
         return bool(flags.item())
 
     def broadcast(self, value: T) -> T:
@@ -135,7 +138,7 @@ class RankGroup(Record):
         if self.alone:
             return value
         values = [value]
-        _guarded(lambda: dist.broadcast_object_list(values, src=self._first, group=self.group))
+        _guarded(dist.broadcast_object_list, values, src=self._first, group=self.group)
         return values[0]
 
     @property
@@ -144,9 +147,9 @@ class RankGroup(Record):
         return 0 if self.group is None else dist.get_global_rank(self.group, 0)
 
 
-def _guarded(collective: Callable[[], object]) -> None:
+def _guarded(collective: Callable[P, object], *arguments: P.args, **options: P.kwargs) -> None:
     try:
-        collective()
+        collective(*arguments, **options)
     except RuntimeError as error:
         raise CheckpointError(f"the ranks lost each other during a checkpoint operation: {one_line(error)}") from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from trainer.config.card import Problem, TrainerConfig
 from trainer.config.data_rules import (
@@ -25,13 +26,13 @@ def cross_rules(config: TrainerConfig, world_size: Callable[[], int]) -> tuple[R
     """The same one by one, so that those can be asked that need nothing of what a faulty card lacks."""
     return (
         *shape_rules(config, world_size),
-        lambda: schedule_problems(config),
-        lambda: curriculum_problems(config),
-        lambda: skip_problems(config),
-        lambda: recovery_problems(config),
-        lambda: data_problems(config),
-        lambda: tokenizer_problems(config),
-        lambda: checkpoint_problems(config),
-        lambda: precision_problems(config),
-        lambda: debug_problems(config),
+        partial(schedule_problems, config),
+        partial(curriculum_problems, config),
+        partial(skip_problems, config),
+        partial(recovery_problems, config),
+        partial(data_problems, config),
+        partial(tokenizer_problems, config),
+        partial(checkpoint_problems, config),
+        partial(precision_problems, config),
+        partial(debug_problems, config),
     )

@@ -16,11 +16,13 @@ from trainer.contract.record import Record
 class DevicePeak(Record):
     """TFLOPs of one device; None for a dtype that its matrix units do not have.
 
+    `pattern`: what stands in the name that its driver gives it, as a regular expression.
     `capability`: what `torch.cuda.get_device_capability` says of it, by which kernels are chosen. `float8`: where the
     trainer multiplies in it (`float8_choice.py`).
     """
 
     name: str
+    pattern: str
     bf16: float | None
     fp16: float
     fp32: float
@@ -29,37 +31,37 @@ class DevicePeak(Record):
 
 
 # The first pattern found in a name counts, so variants stand before the plain model.
-_PEAKS: tuple[tuple[str, DevicePeak], ...] = (
-    (r"GB200", DevicePeak("GB200", 2500.0, 2500.0, 80.0, (10, 0), 5000.0)),
-    (r"B200", DevicePeak("B200", 2250.0, 2250.0, 75.0, (10, 0), 4500.0)),
-    (r"GH200", DevicePeak("GH200", 989.4, 989.4, 66.9, (9, 0), 1978.9)),
-    (r"H200 NVL", DevicePeak("H200 NVL", 835.5, 835.5, 60.0, (9, 0), 1671.0)),
-    (r"H200", DevicePeak("H200", 989.4, 989.4, 66.9, (9, 0), 1978.9)),
-    (r"H100 NVL", DevicePeak("H100 NVL", 835.5, 835.5, 60.0, (9, 0), 1671.0)),
-    (r"H100 PCIe", DevicePeak("H100 PCIe", 756.0, 756.0, 51.2, (9, 0), 1513.0)),
-    (r"H100", DevicePeak("H100 SXM", 989.4, 989.4, 66.9, (9, 0), 1978.9)),
-    (r"H800", DevicePeak("H800 SXM", 989.4, 989.4, 66.9, (9, 0), 1978.9)),
-    (r"H20", DevicePeak("H20", 148.0, 148.0, 44.0, (9, 0), 296.0)),
-    (r"A[18]00", DevicePeak("A100", 312.0, 312.0, 19.5, (8, 0))),
-    (r"A40", DevicePeak("A40", 149.7, 149.7, 37.4, (8, 6))),
-    (r"A30", DevicePeak("A30", 165.0, 165.0, 10.3, (8, 0))),
-    (r"A10", DevicePeak("A10", 125.0, 125.0, 31.2, (8, 6))),
-    (r"L40S", DevicePeak("L40S", 362.0, 362.0, 91.6, (8, 9), 733.0)),
-    (r"L40", DevicePeak("L40", 181.0, 181.0, 90.5, (8, 9), 362.0)),
-    (r"L4", DevicePeak("L4", 121.0, 121.0, 30.3, (8, 9), 242.5)),
-    (r"V100S", DevicePeak("V100S PCIe", None, 130.0, 16.4, (7, 0))),
-    (r"V100-PCIE", DevicePeak("V100 PCIe", None, 112.0, 14.0, (7, 0))),
-    (r"V100", DevicePeak("V100 SXM2", None, 125.0, 15.7, (7, 0))),
-    (r"T4", DevicePeak("T4", None, 65.0, 8.1, (7, 5))),
-    (r"RTX 5090", DevicePeak("RTX 5090", 209.5, 209.5, 104.8, (12, 0), 419.0)),
-    (r"RTX 4090", DevicePeak("RTX 4090", 165.2, 165.2, 82.6, (8, 9), 330.3)),
-    (r"RTX 3090", DevicePeak("RTX 3090", 71.0, 71.0, 35.6, (8, 6))),
-    (r"MI325X", DevicePeak("MI325X", 1307.4, 1307.4, 163.4, (9, 4))),
-    (r"MI300X", DevicePeak("MI300X", 1307.4, 1307.4, 163.4, (9, 4))),
-    (r"MI300A", DevicePeak("MI300A", 980.6, 980.6, 122.6, (9, 4))),
-    (r"MI250X", DevicePeak("MI250X, one of two", 191.5, 191.5, 47.9, (9, 0))),
-    (r"MI250", DevicePeak("MI250, one of two", 181.0, 181.0, 45.3, (9, 0))),
-    (r"MI210", DevicePeak("MI210", 181.0, 181.0, 45.3, (9, 0))),
+_PEAKS = (
+    DevicePeak("GB200", "GB200", bf16=2500.0, fp16=2500.0, fp32=80.0, capability=(10, 0), float8=5000.0),
+    DevicePeak("B200", "B200", bf16=2250.0, fp16=2250.0, fp32=75.0, capability=(10, 0), float8=4500.0),
+    DevicePeak("GH200", "GH200", bf16=989.4, fp16=989.4, fp32=66.9, capability=(9, 0), float8=1978.9),
+    DevicePeak("H200 NVL", "H200 NVL", bf16=835.5, fp16=835.5, fp32=60.0, capability=(9, 0), float8=1671.0),
+    DevicePeak("H200", "H200", bf16=989.4, fp16=989.4, fp32=66.9, capability=(9, 0), float8=1978.9),
+    DevicePeak("H100 NVL", "H100 NVL", bf16=835.5, fp16=835.5, fp32=60.0, capability=(9, 0), float8=1671.0),
+    DevicePeak("H100 PCIe", "H100 PCIe", bf16=756.0, fp16=756.0, fp32=51.2, capability=(9, 0), float8=1513.0),
+    DevicePeak("H100 SXM", "H100", bf16=989.4, fp16=989.4, fp32=66.9, capability=(9, 0), float8=1978.9),
+    DevicePeak("H800 SXM", "H800", bf16=989.4, fp16=989.4, fp32=66.9, capability=(9, 0), float8=1978.9),
+    DevicePeak("H20", "H20", bf16=148.0, fp16=148.0, fp32=44.0, capability=(9, 0), float8=296.0),
+    DevicePeak("A100", "A[18]00", bf16=312.0, fp16=312.0, fp32=19.5, capability=(8, 0)),
+    DevicePeak("A40", "A40", bf16=149.7, fp16=149.7, fp32=37.4, capability=(8, 6)),
+    DevicePeak("A30", "A30", bf16=165.0, fp16=165.0, fp32=10.3, capability=(8, 0)),
+    DevicePeak("A10", "A10", bf16=125.0, fp16=125.0, fp32=31.2, capability=(8, 6)),
+    DevicePeak("L40S", "L40S", bf16=362.0, fp16=362.0, fp32=91.6, capability=(8, 9), float8=733.0),
+    DevicePeak("L40", "L40", bf16=181.0, fp16=181.0, fp32=90.5, capability=(8, 9), float8=362.0),
+    DevicePeak("L4", "L4", bf16=121.0, fp16=121.0, fp32=30.3, capability=(8, 9), float8=242.5),
+    DevicePeak("V100S PCIe", "V100S", bf16=None, fp16=130.0, fp32=16.4, capability=(7, 0)),
+    DevicePeak("V100 PCIe", "V100-PCIE", bf16=None, fp16=112.0, fp32=14.0, capability=(7, 0)),
+    DevicePeak("V100 SXM2", "V100", bf16=None, fp16=125.0, fp32=15.7, capability=(7, 0)),
+    DevicePeak("T4", "T4", bf16=None, fp16=65.0, fp32=8.1, capability=(7, 5)),
+    DevicePeak("RTX 5090", "RTX 5090", bf16=209.5, fp16=209.5, fp32=104.8, capability=(12, 0), float8=419.0),
+    DevicePeak("RTX 4090", "RTX 4090", bf16=165.2, fp16=165.2, fp32=82.6, capability=(8, 9), float8=330.3),
+    DevicePeak("RTX 3090", "RTX 3090", bf16=71.0, fp16=71.0, fp32=35.6, capability=(8, 6)),
+    DevicePeak("MI325X", "MI325X", bf16=1307.4, fp16=1307.4, fp32=163.4, capability=(9, 4)),
+    DevicePeak("MI300X", "MI300X", bf16=1307.4, fp16=1307.4, fp32=163.4, capability=(9, 4)),
+    DevicePeak("MI300A", "MI300A", bf16=980.6, fp16=980.6, fp32=122.6, capability=(9, 4)),
+    DevicePeak("MI250X, one of two", "MI250X", bf16=191.5, fp16=191.5, fp32=47.9, capability=(9, 0)),
+    DevicePeak("MI250, one of two", "MI250", bf16=181.0, fp16=181.0, fp32=45.3, capability=(9, 0)),
+    DevicePeak("MI210", "MI210", bf16=181.0, fp16=181.0, fp32=45.3, capability=(9, 0)),
 )
 
 
@@ -70,9 +72,9 @@ def device_peak(device_name: str) -> DevicePeak | None:
     """
     if re.search(r"\bMIG\b|Laptop|Max-Q", device_name, re.IGNORECASE):
         return None
-    for pattern, peak in _PEAKS:
+    for peak in _PEAKS:
         # Not inside a longer model name: A10 is neither A100 nor A10G.
-        if re.search(rf"(?<![A-Za-z0-9]){pattern}(?![A-Za-z0-9])", device_name, re.IGNORECASE):
+        if re.search(rf"(?<![A-Za-z0-9]){peak.pattern}(?![A-Za-z0-9])", device_name, re.IGNORECASE):
             return peak
     return None
 

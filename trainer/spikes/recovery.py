@@ -30,7 +30,7 @@ class SpikeWatch:
         self._ranks = RankGroup(group)
         self._detector = SpikeDetector.of(config.recovery)
         self._dropped = DroppedSteps(config.recovery.dropped_steps)
-        self.record = self._ranks.on_first("roll-backs of this run", lambda: _read(config.paths))
+        self.record = self._ranks.on_first("roll-backs of this run", _read, config.paths)
 
     @property
     def skips(self) -> SkipPlan:
@@ -91,7 +91,7 @@ class SpikeWatch:
     def settle(self) -> None:
         """At the start of an attempt: finish what a roll-back that was cut off began. Collective."""
         paths, record = self._config.paths, self.record
-        self.record = self._ranks.on_first("discarded checkpoints", lambda: settle(paths, record))
+        self.record = self._ranks.on_first("discarded checkpoints", settle, paths, record)
 
 
 def _read(paths: RunPaths) -> RecoveryRecord:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,9 +85,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     with progress_bar() as bar:
         if verify:
             task = bar.add_task("verifying", total=part_bytes(place, "weights"))
-            check_digests(place, "weights", lambda count: bar.advance(task, count))
+            check_digests(place, "weights", partial(bar.advance, task))
         task = bar.add_task("exporting", total=plan.bytes)
-        entries = write_export(plan, target, force=options.force, on_bytes=lambda count: bar.advance(task, count))
+        entries = write_export(plan, target, force=options.force, on_bytes=partial(bar.advance, task))
     return {
         "checkpoint": str(place),
         "step": source.facts.step,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             STEP,
             extras=Extras(cursor=asdict(Progress())),
             info=info,
-            on_bytes=lambda count: bar.advance(task, count),
+            on_bytes=partial(bar.advance, task),
         )
     weights = source.tensors("weights").values()
     return {

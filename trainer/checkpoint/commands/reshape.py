@@ -6,6 +6,7 @@ import argparse
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     with progress_bar() as bar:
         if options.verify and manifest is not None:
             task = bar.add_task("verifying", total=manifest.total_bytes)
-            _verify(place, manifest, lambda count: bar.advance(task, count))
+            _verify(place, manifest, partial(bar.advance, task))
         total = layout_bytes(source, topology) if options.format == "deepspeed" else source_bytes(source)
         writing = bar.add_task("writing", total=total)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     """Look at each; one that cannot be read has a `fault`, and the others are looked at all the same."""
     with progress_bar() as bar:
         task = bar.add_task("values", total=None)
-        found = [_look(place, lambda count: bar.advance(task, count)) for place in options.places]
+        found = [_look(place, partial(bar.advance, task)) for place in options.places]
     return {"checkpoints": found}
 
 

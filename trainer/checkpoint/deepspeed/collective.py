@@ -9,7 +9,6 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial as bind
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -97,21 +96,19 @@ def load_deepspeed(
     ranks = RankGroup(group)
     started = time.perf_counter()
     what = f"{place} was not loaded"
-    source = ranks.on_first(what, bind(open_deepspeed_layout, place))
+    source = ranks.on_first(what, open_deepspeed_layout, place)
     facts = source.facts
     wanted = {key: fact for key, fact in info.model.items() if not (weights_only and key == "precision.dtype")}
-    ranks.each(what, bind(check_model, facts.model, wanted))
-    parts: dict[Part, list[TensorPiece]] = {
-        "weights": ranks.each(what, lambda: sharded_files.weight_pieces(state.weights))
-    }
+    ranks.each(what, check_model, facts.model, wanted)
+    parts: dict[Part, list[TensorPiece]] = {"weights": ranks.each(what, sharded_files.weight_pieces, state.weights)}
     if not weights_only:
-        parts["optimizer"] = ranks.each(what, lambda: sharded_files.fragment_pieces(state.fragments))
+        parts["optimizer"] = ranks.each(what, sharded_files.fragment_pieces, state.fragments)
     for part, pieces in parts.items():
-        ranks.each(what, bind(check_source, part, pieces, source, weights_only))
+        ranks.each(what, check_source, part, pieces, source=source, widening=weights_only)
         known = set().union(*ranks.gather({piece.key for piece in pieces}))
-        ranks.each(what, bind(check_complete, part, source.tensors(part), known))
+        ranks.each(what, check_complete, part, source.tensors(part), wanted=known)
     for part, pieces in parts.items():
-        ranks.each(what, bind(fill, part, pieces, source))
+        ranks.each(what, fill, part, pieces, source=source)
     same = Degrees.of(facts.topology) == Degrees.of(info.topology)
     rng = ranks.each(what, lambda: _random_state(place, ranks.rank) if same else None)
     remarks = tuple(dict.fromkeys(chain.from_iterable(ranks.gather(source.remarks))))
@@ -167,14 +164,14 @@ def save_deepspeed(
     started = time.perf_counter()
     what = f"checkpoint of step {step} was not saved in {folder}"
     with_optimizer = save_optimizer and any(ranks.gather(bool(state.fragments)))  # a rank may hold nothing but padding
-    share = ranks.each(what, lambda: _Share(state, mesh, int(info.model["model.layers"]), with_optimizer))
-    partial = ranks.on_first(what, bind(prepare, folder, step, []))
+    share = ranks.each(what, _Share, state, mesh, layers=int(info.model["model.layers"]), with_optimizer=with_optimizer)
+    partial = ranks.on_first(what, prepare, folder, step, names=[])
     try:
-        entries = ranks.each(what, lambda: _write_share(partial, share, extras, info=info, settings=settings))
-        entries += ranks.each(what, lambda: write_extras(partial, ranks.rank, step, extras))
+        entries = ranks.each(what, _write_share, partial, share, extras=extras, info=info, settings=settings)
+        entries += ranks.each(what, write_extras, partial, ranks.rank, step=step, extras=extras)
         written = tuple(chain.from_iterable(ranks.gather(entries)))
         manifest = make_manifest(step, extras, info, written)
-        total = ranks.on_first(what, lambda: publish(folder, partial, manifest, fence=fence, report=report))
+        total = ranks.on_first(what, publish, folder, partial, manifest=manifest, fence=fence, report=report)
     except CheckpointError:
         if ranks.rank == 0:
             shutil.rmtree(partial, ignore_errors=True)
