@@ -93,7 +93,7 @@ class OnNode(Watched):
         self.lines = [*getattr(self, "lines", []), line]
 
 
-def refuse_writing(*_: Any) -> NoReturn:
+def refuse_writing(*_: Any, **__: Any) -> NoReturn:
     raise OSError(errno.EIO, os.strerror(errno.EIO), "/scratch/part")
 
 

@@ -42,7 +42,7 @@ def late(folder: Path) -> Any:
         steps_done = 3
         progress = type("Progress", (), {"iteration": 3})
 
-        def __init__(self, *_: Any) -> None:
+        def __init__(self, *_: Any, **__: Any) -> None:
             self.close = lambda: None
 
         def train(self) -> str:
