@@ -44,8 +44,7 @@ from trainer.model.gpt import TIED_KEY, TIED_NAME, gpt_layers
 from trainer.model.initial import ZEROS, Initial
 from trainer.model.layers import new_parameter
 from trainer.model.loss import LanguageModelHead
-from trainer.optim.build import build_optimizer
-from trainer.optim.groups import parameter_groups
+from trainer.optim.build import build_optimizer, parameter_groups
 from trainer.parallel.mesh import Mesh
 from trainer.pipeline.library import PipeModelDataParallelTopology, deepspeed, quiet
 from trainer.pipeline.stages import layer_spec

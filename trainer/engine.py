@@ -22,7 +22,7 @@ from torch import nn
 
 from trainer.config.card import CardError, Problem, TrainerConfig
 from trainer.config.deepspeed_settings import deepspeed_settings
-from trainer.config.float8_choice import OTHER_GPUS, float8_obstacle
+from trainer.config.kernel_choice import OTHER_GPUS, float8_obstacle
 from trainer.contract.metrics_record import LayerMeasure
 from trainer.contract.record import Record
 from trainer.data.prefetch import BatchesAhead
@@ -34,8 +34,7 @@ from trainer.model.family import initialise_stage, logical_parameters
 from trainer.model.kernels import device_facts
 from trainer.model.random import seed_step
 from trainer.model.stage import Stage
-from trainer.optim.build import build_optimizer
-from trainer.optim.groups import parameter_groups
+from trainer.optim.build import build_optimizer, parameter_groups
 from trainer.optim.interface import TrainingOptimizer, shares_of
 from trainer.optim.layer_norms import LayerNorms
 from trainer.optim.watch import UpdateWatch, counted_runs
@@ -45,10 +44,9 @@ from trainer.parallel.micro_batch import Batch
 from trainer.parallel.replica_check import disagreements, not_finite, square_sum
 from trainer.parallel.shard import sharding_of
 from trainer.parallel.state import FRAGMENT_KINDS, MASTERS, Fragment, LocalTensor, ShardedState
-from trainer.pipeline.early_loss import EarlyLoss
 from trainer.pipeline.interleaved import InterleavedEngine, Links
 from trainer.pipeline.library import PipelineEngine, TorchBackend, deepspeed, get_accelerator, instructions, quiet
-from trainer.pipeline.partial_losses import Measured, PartialLosses
+from trainer.pipeline.partial_losses import EarlyLoss, Measured, PartialLosses
 from trainer.pipeline.stages import average_over_replicas, stage_module, sum_copied_gradients
 
 SCALER_FIELDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")

@@ -25,8 +25,7 @@ from trainer.contract.lease import Lease
 from trainer.contract.paths import newest_step
 from trainer.contract.recovery import RollBack
 from trainer.control.control_signals import Agreed, ControlSignals
-from trainer.control.exits import end_if_asked, record_failure
-from trainer.control.failure import failure_text, is_refusal
+from trainer.control.exits import end_if_asked, failure_text, is_refusal, record_failure
 from trainer.control.lifecycle import (
     HeartbeatWriter,
     SignalFlag,
@@ -52,11 +51,11 @@ from trainer.model.kernels import kernel_for
 from trainer.parallel.agreement import RankGroup, lost_a_rank
 from trainer.parallel.mesh import Mesh, worker_device
 from trainer.pipeline.partial_losses import Measured
-from trainer.schedule.card_rules import cross_problems
 from trainer.schedule.curriculum import sequence_length_at
 from trainer.schedule.learning_rate import LearningRatePlan
 from trainer.schedule.path import batch_size_at, path_of
 from trainer.schedule.progress import Progress
+from trainer.schedule.rules import cross_problems
 from trainer.schedule.skip import Skipped
 from trainer.spikes.corruption_watch import choose_kernels
 from trainer.spikes.recovery import SpikeWatch

@@ -31,7 +31,7 @@ from trainer.model.families import FAMILIES
 from trainer.model.kernels import PaddedKernel
 from trainer.parallel.mesh import Mesh
 from trainer.schedule import flops
-from trainer.schedule.card_rules import cross_problems
+from trainer.schedule.rules import cross_problems
 
 SIZES = (4, 8, 8, 12)
 SHAPES = [(2, 1, 1), (1, 2, 1), (1, 1, 2), (1, 4, 1), (1, 8, 1), (2, 2, 1), (2, 2, 2)]

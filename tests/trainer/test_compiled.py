@@ -24,7 +24,7 @@ from tests.trainer.cases import CPU, batches, tiny
 from tests.trainer.spawn import run_ranks
 from tests.trainer.t5_cases import tiny_t5
 from trainer.config.card import CardError, TrainerConfig
-from trainer.config.compiler_choice import compiler_obstacle
+from trainer.config.kernel_choice import compiler_obstacle
 from trainer.engine import Engine
 from trainer.model import compiled, matmul
 from trainer.model.block import TransformerBlock

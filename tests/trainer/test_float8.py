@@ -21,16 +21,15 @@ from tr11ops.runcard.attention import attention_checks
 from tr11ops.runcard.card import RunCard, load_card, shipped_folder
 from tr11ops.runcard.check import Level
 from trainer.config.card import CardError, TrainerConfig
-from trainer.config.float8_choice import float8_obstacle
-from trainer.config.kernel_choice import Device
+from trainer.config.kernel_choice import Device, float8_obstacle
 from trainer.engine import Engine
 from trainer.model import float8
 from trainer.model.matmul import linear
 from trainer.parallel.mesh import Mesh
-from trainer.schedule.card_rules import cross_problems
 from trainer.schedule.devices import _PEAKS, maker_of
 from trainer.schedule.flops import mixed_peak, stage_layout
 from trainer.schedule.memory import MemoryShape, stage_memory
+from trainer.schedule.rules import cross_problems
 
 CURVE = 0.042
 BF16 = torch.bfloat16

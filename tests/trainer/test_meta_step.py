@@ -28,7 +28,7 @@ BLOOM_1B7 = {
     "layers": 24, "hidden_size": 2048, "attention_heads": 16, "sequence_length": 2048, "init_std": 0.0127,
     "attention_dropout": 0.1, "hidden_dropout": 0.1,
 }  # fmt: skip
-NORM, LOSS = "trainer.pipeline.library.agreed", "trainer.pipeline.early_loss.updated"
+NORM, LOSS = "trainer.pipeline.library.agreed", "trainer.pipeline.partial_losses.updated"
 READS, COPIES = {NORM: 1}, {LOSS: 1}
 
 

@@ -14,7 +14,7 @@ from tests.trainer.spawn import run_ranks
 from trainer.config.card import TrainerConfig
 from trainer.data.rows import NextTokenRow
 from trainer.data.stream import SampleStream
-from trainer.schedule.card_rules import cross_problems
+from trainer.schedule.rules import cross_problems
 
 GROWING = {"micro_batch_ramp": [{"from_batch": 16, "size": 2}, {"from_batch": 32, "size": 4}]}
 RAMP: dict[str, Any] = {

@@ -23,7 +23,7 @@ from trainer.model.documents import DocumentRules
 from trainer.model.family import Layer, initialise_stage, logical_parameters, replicated_parameters
 from trainer.model.gpt import TIED_NAME, gpt_layers
 from trainer.model.loss import LanguageModelHead
-from trainer.optim.groups import parameter_groups
+from trainer.optim.build import parameter_groups
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.replica_check import disagreements
 from trainer.parallel.shard import sharding_of

@@ -27,7 +27,7 @@ from trainer.contract.resumable import model_facts
 from trainer.model.documents import IGNORED
 from trainer.model.families import FAMILIES
 from trainer.schedule import flops
-from trainer.schedule.card_rules import cross_problems
+from trainer.schedule.rules import cross_problems
 
 SIZES = (4, 8, 12)
 SHAPES = [(2, 1), (1, 2), (8, 1), (4, 2)]

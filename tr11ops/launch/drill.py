@@ -1,9 +1,9 @@
 """The drill: a stop signal in each phase of a real training, and what had been saved when the scheduler would kill.
 
 One array job, one task for each phase, in a directory of its own. Each task trains as the card says, is held in its
-phase by the trainer (`trainer.control.drill`) until the signal has come, and is then left alone. What is judged is what
-any training would leave behind: the end marker and the checkpoint. All times are those at which the drill saw them, by
-its own clock: no other node's clock is compared with it.
+phase by the trainer (`trainer.control.control_signals`) until the signal has come, and is then left alone. What is
+judged is what any training would leave behind: the end marker and the checkpoint. All times are those at which the
+drill saw them, by its own clock: no other node's clock is compared with it.
 """
 
 from __future__ import annotations

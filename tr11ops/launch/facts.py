@@ -51,7 +51,7 @@ from tr11ops.rundir.pause import read_pause
 from tr11ops.rundir.state_files import find_damage
 from tr11ops.rundir.submissions import read_traces
 from tr11ops.rundir.tokenizer import TokenizerFacts, look_at_tokenizer, workers_environment
-from trainer.config.compiler_choice import compiler_obstacle
+from trainer.config.kernel_choice import compiler_obstacle
 from trainer.contract.checkpoint_names import checkpoint_name, checkpoint_steps, read_latest
 from trainer.contract.checkpoints import refusal
 from trainer.contract.files import host_name, now

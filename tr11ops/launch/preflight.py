@@ -44,8 +44,8 @@ from tr11ops.runcard.speed import RunHistory
 from tr11ops.rundir.datasets import DatasetFacts
 from tr11ops.rundir.exclusions import due_for_recheck
 from tr11ops.rundir.paths import RunDirectory
-from trainer.config.compiler_choice import INSTALL_IT
 from trainer.config.first_loss import first_loss
+from trainer.config.kernel_choice import INSTALL_IT
 
 INDEX_RATE = 4e6  # documents and samples a second for which one core builds index maps
 

@@ -15,8 +15,7 @@ from trainer.contract.errors import CheckpointError
 from trainer.contract.manifest import Manifest
 from trainer.schedule.learning_rate import plan_of
 from trainer.schedule.path import path_of
-from trainer.schedule.resume import NAMES, schedule_differences
-from trainer.schedule.start import StartSource, agreed_settings, no_start
+from trainer.schedule.start import NAMES, StartSource, agreed_settings, no_start, schedule_differences
 
 
 def checkpoint_checks(card: RunCard, facts: LaunchFacts, on_scheduler: bool = True) -> Iterator[PreflightCheck]:

@@ -8,8 +8,15 @@ from typing import Literal
 from tr11ops.runcard.card import RunCard
 from tr11ops.runcard.check import PreflightCheck, ok, refused, warning
 from tr11ops.runcard.speed import gpu_of
-from trainer.config.float8_choice import OTHER_GPUS, float8_obstacle
-from trainer.config.kernel_choice import AMPERE, DROP_IT, Device, KernelChoice, choose_kernel
+from trainer.config.kernel_choice import (
+    AMPERE,
+    DROP_IT,
+    OTHER_GPUS,
+    Device,
+    KernelChoice,
+    choose_kernel,
+    float8_obstacle,
+)
 from trainer.schedule.devices import maker_of
 
 SAY_WHICH = "set slurm.gpu_kind"

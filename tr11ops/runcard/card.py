@@ -36,8 +36,8 @@ from trainer.config.card import CardError, Problem, TrainerConfig, derive_number
 from trainer.config.run import RunSection
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
-from trainer.schedule.card_rules import cross_rules
 from trainer.schedule.path import batch_size_at, path_of
+from trainer.schedule.rules import cross_rules
 
 __all__ = [
     "AlertsSection",

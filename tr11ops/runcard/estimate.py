@@ -15,8 +15,7 @@ from tr11ops.runcard.gpu_memory import least_recomputed, memory_checks, memory_o
 from tr11ops.runcard.rules import card_warnings
 from tr11ops.runcard.speed import NARROWEST, Speed, assumed_speed, measured_speed, path_seconds, seconds_at
 from trainer.config.first_loss import FirstLoss, first_loss
-from trainer.config.kernel_choice import KernelChoice
-from trainer.config.recompute_choice import recomputed_blocks
+from trainer.config.kernel_choice import KernelChoice, recomputed_blocks
 from trainer.contract.documents import document
 from trainer.contract.record import Record
 from trainer.schedule import flops

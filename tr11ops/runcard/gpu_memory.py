@@ -8,7 +8,7 @@ from tr11ops.base.units import counted, size
 from tr11ops.runcard.attention import attention_of, device_type
 from tr11ops.runcard.card import RunCard, broken_rules
 from tr11ops.runcard.check import PreflightCheck, ok, refused, warning
-from trainer.config.recompute_choice import recomputed_blocks
+from trainer.config.kernel_choice import recomputed_blocks
 from trainer.contract.record import Record
 from trainer.schedule.memory import MemoryShape, WorkerMemory, worker_memory
 

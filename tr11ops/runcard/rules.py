@@ -10,7 +10,7 @@ from tr11ops.cluster.passed_options import gpu_fault, option_fault, options_of
 from trainer.config.card import ModelSection, ParallelSection, Problem
 from trainer.config.initial_std import WHAT_IT_COST, too_large
 from trainer.config.rules import Rule
-from trainer.config.tensor_shares import UNCUT_FAMILIES, uneven_lengths
+from trainer.config.stage_units import UNCUT_FAMILIES, uneven_lengths
 from trainer.contract.secret_shapes import is_secret
 from trainer.schedule.devices import device_peak
 from trainer.schedule.flops import busiest_stage, stage_layout
@@ -30,7 +30,7 @@ _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def operation_rules(card: RunCard) -> tuple[Rule, ...]:
-    """What refuses the card beyond `trainer.schedule.card_rules.cross_rules`, one by one."""
+    """What refuses the card beyond `trainer.schedule.rules.cross_rules`, one by one."""
     return (
         lambda: _worker_problems(card),
         lambda: _environment_problems(card),

@@ -126,7 +126,7 @@ def make_manifest(step: int, extras: Extras, info: CheckpointInfo, entries: tupl
         model=dict(info.model),
         run_card_hash=info.run_card_hash,
         created=now(),
-        versions=dict(info.versions),
+        versions={name: str(version) for name, version in info.versions.items()},  # torch has a type for its own
         job_id=info.job_id,
     )
 

@@ -31,11 +31,10 @@ from trainer.checkpoint.files import (
     view_of,
     write_files,
 )
-from trainer.checkpoint.memory import MemoryNeed, available_memory, shortage
 from trainer.checkpoint.publishing import Fence
 from trainer.checkpoint.save_plan import FolderShare, plan_share, signature
 from trainer.checkpoint.sharded_files import TensorPiece
-from trainer.checkpoint.staging import Staging, ready_staging
+from trainer.checkpoint.staging import MemoryNeed, Staging, available_memory, ready_staging, shortage
 from trainer.checkpoint.store import CheckpointInfo, Extras
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.errors import CheckpointError

@@ -44,7 +44,7 @@ from trainer.config.run import (
     RecoverySection,
     RunSection,
 )
-from trainer.config.tensor_shares import is_cut_by_default
+from trainer.config.stage_units import is_cut_by_default
 from trainer.contract.paths import RunPaths
 
 __all__ = [

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from trainer.config.card import Problem, TrainerConfig
 from trainer.config.data import data_set_name
-from trainer.config.float8_choice import MULTIPLE, odd_sizes
+from trainer.config.kernel_choice import MULTIPLE, odd_sizes
 
 # Of an index with one byte more for each sequence, its mode: whole, but of data that no one here trains on.
 MULTIMODAL = (

@@ -7,6 +7,10 @@ sequence, sequence] in memory for the backward pass. What flex attention lacks f
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import shutil
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 from trainer.config.model import ModelSection
@@ -158,3 +162,84 @@ def _head(model: ModelSection) -> str:
 
 def _version(capability: tuple[int, int]) -> str:
     return f"{capability[0]}.{capability[1]}"
+
+
+MULTIPLE = 16
+"""Of both sizes of a factor: what torch's kernel can take."""
+
+ADA = (8, 9)
+OTHER_GPUS = "leave it out, or train on GPUs like L40, H100 or later"
+
+
+def float8_obstacle(device: Device) -> str | None:
+    """Why the device cannot; None when it can. A CPU can, slowly: that is for tests."""
+    if device.kind == "cpu":
+        return None
+    if device.maker == "amd":
+        return "the products are made for NVIDIA's formats of 8-bit floats"
+    if device.capability < ADA:
+        major, minor = device.capability
+        return f"needs compute capability {ADA[0]}.{ADA[1]}, this is {major}.{minor}"
+    return None
+
+
+def odd_sizes(model: ModelSection, tensor: int) -> Iterator[tuple[str, int]]:
+    """What of a block's matrices, cut over `tensor` ranks, is no multiple of MULTIPLE: (what, its size)."""
+    sizes = {
+        "model.hidden_size": model.hidden_size,
+        "attention's width on a tensor rank": model.attention_heads * model.head_size // tensor,
+        "the keys' width on a tensor rank": model.groups * model.head_size // tensor,
+        "model.ffn_hidden_size on a tensor rank": model.ffn // tensor,
+    }
+    return ((what, size) for what, size in sizes.items() if size % MULTIPLE)
+
+
+CPU_COMPILERS, STUB_COMPILERS = ("g++", "clang++"), ("cc", "gcc", "clang")
+INSTALL_IT = "install it, or set model.compile_blocks = false"
+
+
+def compiler_obstacle(device_type: str) -> str | None:
+    """What this machine lacks to compile for `device_type`; None when nothing is missing."""
+    if device_type == "cpu":
+        found = _first_program(os.environ.get("CXX"), CPU_COMPILERS)
+        return None if found else f"no C++ compiler is on this node: {_list(CPU_COMPILERS)}, or $CXX"
+    if importlib.util.find_spec("triton") is None:
+        return "the triton package is not installed"
+    found = _first_program(os.environ.get("CC"), STUB_COMPILERS)
+    return None if found else f"triton needs a C compiler, and none is on this node: {_list(STUB_COMPILERS)}, or $CC"
+
+
+def _first_program(chosen: str | None, usual: Iterable[str]) -> str | None:
+    candidates = [chosen] if chosen else usual
+    return next((found for name in candidates if (found := shutil.which(name.split()[0]))), None)
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(names)
+
+
+Recomputed = Literal["nothing", "attention", "block"]
+
+
+def recomputed_part(model: ModelSection, block: int) -> Recomputed:
+    """What of block `block`, counted from 0 over the whole model."""
+    if block * recomputed_blocks(model) % model.layers >= recomputed_blocks(model):
+        return "nothing"
+    return "attention" if model.recompute_granularity == "selective" else "block"
+
+
+def recomputed_blocks(model: ModelSection) -> int:
+    """Blocks of the whole model that are recomputed, wholly or in part."""
+    if not model.activation_checkpointing:
+        return 0
+    return model.layers if model.recompute_blocks is None else model.recompute_blocks
+
+
+def recomputed_between(model: ModelSection, first: int, count: int) -> int:
+    """How many of the `count` blocks from `first` on are recomputed."""
+    return _recomputed_before(model, first + count) - _recomputed_before(model, first)
+
+
+def _recomputed_before(model: ModelSection, block: int) -> int:
+    chosen = recomputed_blocks(model)
+    return (block - 1) * chosen // model.layers + 1 if block and chosen else 0

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from trainer.contract.attempt import AttemptIdentity, tell
+from trainer.contract.drill import PHASES, VARIABLE
 from trainer.contract.exit_time import ExitTime
 from trainer.contract.lease import Lease
 from trainer.contract.paths import RunPaths
@@ -29,8 +31,52 @@ from trainer.contract.requests import (
     pause_of,
     read_request,
 )
-from trainer.control.drill import hold_from
 from trainer.control.lifecycle import HeartbeatWriter, SignalFlag, StopConditions, StopDecision, decide, look
+
+LONGEST_SECONDS = 300.0  # a drill whose signal never comes goes on after this
+LOOK_SECONDS = 0.05
+
+
+@dataclass
+class PhaseHold:
+    """Holds rank 0 in one phase. `stop_is_seen`: whether the signal has come."""
+
+    phase: str
+    stop_is_seen: Callable[[], bool]
+    clock: Callable[[], float] = time.monotonic
+    pause: Callable[[float], None] = time.sleep
+    _first: int | None = None
+    _until: float | None = None
+
+    def enter(self, phase: str, iteration: int) -> None:
+        """Called when a phase begins, and again with every step in it. A training has done a step when it is held."""
+        if phase == "training" and self._first is None:
+            self._first = iteration
+        if phase != self.phase or (phase == "training" and iteration == self._first):
+            return
+        while not self._is_over():
+            self.pause(LOOK_SECONDS)
+
+    def keeps_data_away(self, iteration: int) -> bool:
+        """Whether the data of the next step are to be waited for; after a first step, so that there is a state."""
+        if self.phase != "data-wait" or self._first is None or iteration == self._first:
+            return False
+        return not self._is_over()
+
+    def _is_over(self) -> bool:
+        if self._until is None:
+            self._until = self.clock() + LONGEST_SECONDS
+        return self.stop_is_seen() or self.clock() > self._until
+
+
+def hold_from(environment: Mapping[str, str], stop_is_seen: Callable[[], bool]) -> PhaseHold | None:
+    """The hold that this job's environment asks for: the phase of its array task, counted from 1; None without one."""
+    phases = [phase for phase in environment.get(VARIABLE, "").split(",") if phase in PHASES]
+    task = environment.get("SLURM_ARRAY_TASK_ID", "1")
+    if not phases or not task.isdecimal() or not 1 <= int(task) <= len(phases):
+        return None
+    return PhaseHold(phases[int(task) - 1], stop_is_seen)
+
 
 # Places in the vector that all ranks agree on; the first three are those of `trainer.control.lifecycle.look`.
 KILL, SIGNAL, DURATION, SUPERSEDED, PAUSED, SAVE, WAITING, STOP_REQUEST, SAVE_REQUEST = range(9)

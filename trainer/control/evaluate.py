@@ -31,7 +31,7 @@ from trainer.engine import Engine, init_distributed
 from trainer.metrics.writer import LM
 from trainer.parallel.mesh import Mesh, worker_device
 from trainer.pipeline.partial_losses import Measured
-from trainer.schedule.card_rules import cross_problems
+from trainer.schedule.rules import cross_problems
 
 REFUSALS = (CardError, CheckpointError, DataError)
 WINDOWS_BETWEEN_REPORTS = 16  # of each replica
@@ -212,7 +212,8 @@ def _windows(
     if name not in names:
         raise DataError(f"--split {options.split}: there is no such data; this card has {', '.join(names)}")
     if not engine.needs_data:
-        return _NoWindows(NextTokenRow(config.model.sequence_length)), options.samples or _default_count(config), name
+        nothing = TokenWindows(np.empty((0, config.model.sequence_length + 1), np.int64))
+        return nothing, options.samples or _default_count(config), name
     source = samples.source(name)
     count = min(options.samples or _default_count(config), len(source))
     return source, count, name
@@ -220,18 +221,6 @@ def _windows(
 
 def _default_count(config: TrainerConfig) -> int:
     return config.evaluation.iterations * config.batch.global_batch_size
-
-
-class _NoWindows(Record):
-    """What a rank of an inner stage reads: nothing."""
-
-    row: RowFormat
-
-    def __len__(self) -> int:
-        return 0
-
-    def read(self, index: int, out: np.ndarray) -> None:
-        raise IndexError(index)
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:

@@ -185,6 +185,6 @@ def checkpoint_info(config: TrainerConfig, mesh: Mesh, card_hash: str, job_id: s
         topology=mesh.degrees(),
         model=model_facts(config),
         run_card_hash=card_hash,
-        versions={"torch": str(torch.__version__), "deepspeed": metadata.version("deepspeed")},
+        versions={"torch": torch.__version__, "deepspeed": metadata.version("deepspeed")},
         job_id=job_id,
     )

@@ -24,11 +24,11 @@ from trainer.contract.errors import DataError
 from trainer.contract.record import Record
 from trainer.data.check_rules import DocumentLimits, find_storms, outside
 from trainer.data.duplicates import DIGEST_BYTES, DigestStore
-from trainer.data.end_tokens import EFFECT, FIX
 from trainer.data.indexed import IndexedDataset
 from trainer.data.lines import MAX_LINE_MIB, MIB, PIECE_BYTES, BadLine, LineBlock, piece_size, read_pieces, texts_of
 from trainer.data.pool import PIECES_IN_FLIGHT, map_in_order
 from trainer.data.text_file import TextFile
+from trainer.data.tokenizer import EFFECT, FIX
 
 PIECE_TOKENS = 2_000_000
 EXAMPLES = 5  # of each kind of finding

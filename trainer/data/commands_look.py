@@ -14,12 +14,10 @@ from trainer.contract.documents import document
 from trainer.contract.errors import DataError, DataUsageError
 from trainer.data.check import as_result, check_pairs, check_raw, describe_check
 from trainer.data.check_rules import DocumentLimits
-from trainer.data.command_line import Commands, count, inclusive_range, positive
 from trainer.data.commands_make import add_line_limit, add_tokenizer_options, tokenizer_spec
-from trainer.data.end_tokens import spelled_end_tokens
 from trainer.data.indexed import bin_path
 from trainer.data.inspect import Inspection, Peek, describe, inspect_pair
-from trainer.data.progress import progress_bar, say
+from trainer.data.progress import Commands, count, inclusive_range, positive, progress_bar, say
 from trainer.data.ratios import (
     SHARES,
     SHARES_WITH_TEST,
@@ -31,7 +29,7 @@ from trainer.data.ratios import (
     write_ratios,
 )
 from trainer.data.sources import SPLITS
-from trainer.data.tokenizer import TokenizerSpec, load_tokenizer
+from trainer.data.tokenizer import TokenizerSpec, load_tokenizer, spelled_end_tokens
 
 
 def add_commands(commands: Commands) -> None:

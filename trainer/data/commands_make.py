@@ -14,9 +14,7 @@ from rich.progress import Progress
 from trainer.contract.documents import document
 from trainer.contract.errors import DataError, DataUsageError, InputFault
 from trainer.data.blend import parse_split
-from trainer.data.command_line import Commands, count, positive
 from trainer.data.corpus import DEFAULT_MIN_BYTES, build_corpus, record_path
-from trainer.data.end_tokens import end_token_warning
 from trainer.data.errors import explain_os_errors
 from trainer.data.indexed import IndexedDataset
 from trainer.data.learn_tokenizer import (
@@ -30,11 +28,11 @@ from trainer.data.learn_tokenizer import (
 from trainer.data.lines import MAX_LINE_MIB, MIB, BadLine, read_pieces, texts_of
 from trainer.data.made import was_interrupted
 from trainer.data.merge import merge
-from trainer.data.progress import progress_bar, say
+from trainer.data.progress import Commands, count, positive, progress_bar, say
 from trainer.data.sources import ReadOptions, open_splits
 from trainer.data.text_file import TextFile
 from trainer.data.tokenize import PreprocessRequest, preprocess
-from trainer.data.tokenizer import TokenizerSpec
+from trainer.data.tokenizer import TokenizerSpec, end_token_warning
 
 LEARNT_TYPES = ("huggingface", "bert_wordpiece", "bert_wordpiece_lower")
 TOKENIZER_TYPES = ("huggingface", "gpt2_bpe", "bert_wordpiece", "bert_wordpiece_lower")

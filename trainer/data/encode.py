@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ from msgspec import field
 from trainer.contract.record import Record
 from trainer.data.indexed import dtype_for_vocabulary
 from trainer.data.lines import BadLine, LineBlock, TextPosition, texts_of
-from trainer.data.sentences import split_sentences
 from trainer.data.tokenizer import Tokenizer, TokenizerSpec, load_tokenizer
 
 FAULTS_SHOWN = 20
@@ -130,3 +130,31 @@ def _documents_with(
         places = np.setdiff1d(places, last, assume_unique=True)
     found: list[int] = np.unique(np.searchsorted(last, places)).tolist()
     return found
+
+
+_BOUNDARY = re.compile(r"(?:[.!?…]+[\"'”’»)\]]*(?P<gap>\s+)(?=[^\s])|[。！？]+[”’」』）]*)")
+
+
+def split_sentences(text: str, keep_newlines: bool = False) -> list[str]:
+    """The sentences in order; none is empty. Spaces between them are left out, but line ends stay if asked for.
+
+    Joined again, they are the text but for the spaces between them.
+    """
+    sentences = []
+    begin = 0
+    for match in _BOUNDARY.finditer(text):
+        following = text[match.end() : match.end() + 1]
+        if match["gap"] is not None and following.islower():
+            continue
+        sentences.append(_trimmed(text[begin : match.end()], keep_newlines))
+        begin = match.end()
+    sentences.append(_trimmed(text[begin:], keep_newlines))
+    return [sentence for sentence in sentences if sentence.strip()]
+
+
+def _trimmed(sentence: str, keep_newlines: bool) -> str:
+    body = sentence.strip()
+    if not keep_newlines:
+        return body
+    tail = sentence[len(sentence.rstrip()) :]
+    return body + "\n" * tail.count("\n")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
+import re
+from typing import Any
+
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -13,6 +17,8 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+
+from trainer.contract.errors import DataUsageError
 
 
 def progress_bar(*fields: str) -> Progress:
@@ -37,3 +43,30 @@ def progress_bar(*fields: str) -> Progress:
 def say(text: str) -> None:
     """One line for people on the standard error, as it is."""
     Console(stderr=True, highlight=False).print(text, markup=False, soft_wrap=True)
+
+
+Commands = Any  # argparse's sub-parsers, whose type is private
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} must be at least 1")
+    return value
+
+
+def count(text: str) -> int:
+    """A whole number of at least 0."""
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{value} must not be negative")
+    return value
+
+
+def inclusive_range(text: str) -> tuple[int, int]:
+    """FIRST-LAST, both ends included. Raises UsageError."""
+    match = re.fullmatch(r"(\d+)-(\d+)", text, re.ASCII)
+    if match is None or int(match.group(1)) > int(match.group(2)):
+        raise DataUsageError(f"{text!r} is not a range: write FIRST-LAST, both ends included, such as 0-15")
+    return int(match.group(1)), int(match.group(2))

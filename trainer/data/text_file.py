@@ -19,10 +19,10 @@ from trainer.data.decoders import (
     Decoder,
     compression_of,
     decoding_errors,
+    foreign_encoding,
     named_compression,
     other_kind,
 )
-from trainer.data.encodings import foreign_encoding
 from trainer.data.errors import explain_os_errors
 
 FILE_BYTES = 128 << 10  # read from the file at a time

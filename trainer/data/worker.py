@@ -10,6 +10,7 @@ import contextlib
 import os
 import pickle
 import signal
+import struct
 import sys
 import threading
 import time
@@ -20,7 +21,17 @@ import numpy as np
 from trainer.contract.errors import DataError
 from trainer.data.dataset import SampleSource, read_rows
 from trainer.data.sources import PlannedSource
-from trainer.data.wire import FAULT, LEFT_TO_THE_RANK, LENGTH, REPLY, REQUEST, ROWS
+
+LENGTH = struct.Struct("<Q")
+REQUEST = struct.Struct("<QII")  # ticket, place of the source among the planned ones, how many int64 numbers follow
+REPLY = struct.Struct("<QIQ")  # ticket, what follows, how many bytes of it
+ROWS = 0  # samples, int64
+FAULT = 1  # the text of a DataError, UTF-8
+
+# What asks a rank to save and leave reaches its process group; the rank needs its data until it has done so.
+# Workers are started with these blocked, and ignore them as soon as they run.
+LEFT_TO_THE_RANK = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+
 
 PARENT_CHECK_SECONDS = 1.0
 

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from trainer.contract.errors import DataError, LostWorkerError
 from trainer.data.sources import PlannedSource
-from trainer.data.wire import LEFT_TO_THE_RANK, LENGTH, REPLY, REQUEST, ROWS
+from trainer.data.worker import LEFT_TO_THE_RANK, LENGTH, REPLY, REQUEST, ROWS
 
 PACKAGE_ROOT = Path(__file__).parents[2]
 PIPE_BYTES = 1 << 20  # what a worker may read ahead before it waits for the rank, if the system allows so much

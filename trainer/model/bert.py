@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from trainer.config.card import DataSection, TrainerConfig
-from trainer.config.recompute_choice import recomputed_part
+from trainer.config.kernel_choice import recomputed_part
 from trainer.model.bert_heads import FIRST_MARK, LM, SOP, PretrainingHead, PretrainingHeads, TokenTypes
 from trainer.model.block import TransformerBlock
 from trainer.model.compiled import Compiler

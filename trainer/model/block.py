@@ -2,20 +2,50 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from trainer.config.card import ModelSection
-from trainer.config.recompute_choice import Recomputed
+from trainer.config.kernel_choice import Recomputed
 from trainer.model.attention import AttentionContext, SelfAttention
 from trainer.model.compiled import Compiler, uncompiled
 from trainer.model.documents import Stream, hidden_of, joined
-from trainer.model.gated import gated_silu
 from trainer.model.initial import output_projection_std
 from trainer.model.kernels import Kernel
 from trainer.model.layers import ColumnParallelLinear, RowParallelLinear, norm_class
 from trainer.model.positions import Rotary
 from trainer.parallel.mesh import Mesh
+
+
+def gated_silu(both: Tensor) -> Tensor:
+    """Gate and up side by side [.., 2 x features] -> [.., features]."""
+    if torch.compiler.is_compiling():  # the compiler itself finds what to keep
+        gate, up = both.chunk(2, dim=-1)
+        return functional.silu(gate) * up
+    found: Tensor = _GatedSiLU.apply(both)
+    return found
+
+
+class _GatedSiLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, both: Tensor) -> Tensor:
+        ctx.save_for_backward(both)
+        gate, up = both.chunk(2, dim=-1)
+        return functional.silu(gate).mul_(up)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (both,) = ctx.saved_tensors
+        gate, up = both.chunk(2, dim=-1)
+        to_both = torch.empty_like(both)
+        to_gate, to_up = to_both.chunk(2, dim=-1)
+        torch.mul(functional.silu(gate), gradient, out=to_up)
+        to_gate.copy_(torch.ops.aten.silu_backward(gradient * up, gate))
+        return to_both
+
 
 GELU_FORMS = {"gelu_tanh": "tanh", "gelu": "none"}
 

@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 import torch
 
 from trainer.config.card import CardError, Problem, TrainerConfig
-from trainer.config.compiler_choice import INSTALL_IT, compiler_obstacle
-from trainer.config.kernel_choice import KernelChoice
+from trainer.config.kernel_choice import INSTALL_IT, KernelChoice, compiler_obstacle
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from trainer.config.float8_choice import MULTIPLE
+from trainer.config.kernel_choice import MULTIPLE
 
 WEIGHTS, GRADIENTS = torch.float8_e4m3fn, torch.float8_e5m2
 HIGHEST = {WEIGHTS: 8, GRADIENTS: 15}  # 2^HIGHEST is the largest power of two that the format holds

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from trainer.config.card import DataSection, ModelSection, TrainerConfig
-from trainer.config.recompute_choice import recomputed_part
+from trainer.config.kernel_choice import recomputed_part
 from trainer.model.block import TransformerBlock
 from trainer.model.compiled import Compiler, compiles_small_parts
 from trainer.model.documents import DocumentRules, labels_without_ends

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from trainer.config.card import DataSection, TrainerConfig
-from trainer.config.recompute_choice import recomputed_part
+from trainer.config.kernel_choice import recomputed_part
 from trainer.model.compiled import Compiler
 from trainer.model.documents import IGNORED
 from trainer.model.family import Family, Layer

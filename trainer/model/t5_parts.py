@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.config.card import ModelSection
-from trainer.config.recompute_choice import Recomputed
+from trainer.config.kernel_choice import Recomputed
 from trainer.model.attention import AttentionContext, CrossAttention
 from trainer.model.block import TransformerBlock, activated, added, added_and_normed, dropped, input_normed, mixed
 from trainer.model.compiled import Compiler

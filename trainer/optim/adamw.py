@@ -10,8 +10,7 @@ from torch.nn.functional import pad
 from torch.optim.adamw import adamw
 
 from trainer.contract.record import Record
-from trainer.optim.flat_state import FlatStateOptimizer
-from trainer.optim.interface import MOMENTS
+from trainer.optim.interface import MOMENTS, FlatStateOptimizer
 
 LANES = 16  # fp32 numbers in the widest vector register of a CPU
 

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from trainer.contract.record import Record
-from trainer.optim.flat_state import FlatStateOptimizer
-from trainer.optim.interface import MOMENTS, PartitionShare, chunk_elements
+from trainer.optim.interface import MOMENTS, FlatStateOptimizer, PartitionShare, chunk_elements
 from trainer.optim.tensor_norms import TensorNorms
 from trainer.parallel.mesh import Mesh
 

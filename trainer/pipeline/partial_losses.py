@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import torch
@@ -93,3 +93,37 @@ class PartialLosses:
 
     def _named(self, values: Tensor) -> dict[str, float]:
         return dict(zip(self._all, values.tolist(), strict=True))
+
+
+class EarlyLoss:
+    """Takes the loss of a pipeline's step together before the update, and not behind it as the library does."""
+
+    def __init__(self, pipeline: Any):
+        self._pipeline = pipeline
+        self._together: Callable[[], Tensor] = pipeline._aggregate_total_loss
+        self._loss = torch.zeros(())
+        self._copied: torch.cuda.Event | None = None
+        pipeline._aggregate_total_loss = lambda: self._loss if self._loss.dim() == 0 else self._loss[0]
+
+    def before(self, update: Callable[..., Any]) -> Callable[..., Any]:
+        """The update; before it the losses of all replicas are summed, and the copy of their mean is begun."""
+
+        def updated(*arguments: Any, **options: Any) -> Any:
+            with torch.no_grad():
+                loss = self._together()
+                parts = self._pipeline.agg_additional_losses
+                if parts is not None:
+                    loss = torch.stack([loss.float(), *parts.values()])
+            self._loss = loss.to("cpu", non_blocking=True)  # from a GPU into pinned memory
+            if loss.is_cuda:
+                self._copied = torch.cuda.Event()
+                self._copied.record()
+            return update(*arguments, **options)
+
+        return updated
+
+    def values(self) -> list[float]:
+        """The last step's mean loss, then its parts. It waits for their copy alone, which came before the norm."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return [float(value) for value in self._loss.reshape(-1)]

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainer.config.card import TrainerConfig
-from trainer.config.recompute_choice import recomputed_part
+from trainer.config.kernel_choice import recomputed_part
 from trainer.model.between_stages import StageBorders
 from trainer.model.block import TransformerBlock
 from trainer.model.documents import Stream

@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from trainer.config.card import ModelSection, OptimizerSection, ParallelSection, PrecisionSection
-from trainer.config.recompute_choice import recomputed_between, recomputed_blocks
+from trainer.config.kernel_choice import recomputed_between, recomputed_blocks
 from trainer.config.stage_units import units_of
 from trainer.contract.record import Record
 from trainer.schedule.ends import MASK_PROBABILITY, ends_of, predicted_tokens, tokens_at_the_end

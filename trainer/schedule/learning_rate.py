@@ -65,7 +65,7 @@ class LearningRatePlan(Record):
         return (self.cooldown_samples if self.decay_tokens is None else self.cooldown_tokens) or 0
 
     def facts(self) -> dict[str, Any]:
-        """What a checkpoint keeps of the schedule, for `trainer.schedule.resume.reconcile`."""
+        """What a checkpoint keeps of the schedule, for `trainer.schedule.start.reconcile`."""
         return document(self)
 
 

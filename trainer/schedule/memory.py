@@ -9,10 +9,9 @@ from __future__ import annotations
 from typing import Literal
 
 from trainer.config.data import BatchSection
-from trainer.config.kernel_choice import SMALLEST_FLEX_HEAD, KernelName
+from trainer.config.kernel_choice import SMALLEST_FLEX_HEAD, KernelName, recomputed_between, recomputed_part
 from trainer.config.model import ModelSection, OptimizerSection, ParallelSection, PrecisionSection
-from trainer.config.recompute_choice import recomputed_between, recomputed_part
-from trainer.config.tensor_shares import sends_shares
+from trainer.config.stage_units import sends_shares
 from trainer.contract.record import Record
 from trainer.schedule import flops
 from trainer.schedule.ends import MASK_PROBABILITY, places_with_logits, tokens_at_the_end, tokens_between_layers

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from tr11ops.launch.drill import NAMES, Sight, judge
 from trainer.contract.drill import PHASES
 from trainer.contract.end_marker import EndMarker
-from trainer.control.drill import LONGEST_SECONDS, PhaseHold, hold_from
+from trainer.control.control_signals import LONGEST_SECONDS, PhaseHold, hold_from
 
 END = EndMarker("signal", 7, 7, True, "", 1.0, "here", "12", 1)
 GOOD = Sight("12", sent=100.0, sent_in="training", marker=END, left=103.0, checkpoint=7, saved=102.0)

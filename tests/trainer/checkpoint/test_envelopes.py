@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainer.checkpoint.envelopes import Envelopes
+from trainer.checkpoint.save_plan import Envelopes
 
 DESCRIPTOR = b"PK\x07\x08"  # of a zip file; torch's writer looks for it in all that it writes
 

@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.checkpoint import files
-from trainer.checkpoint.envelopes import Envelopes
 from trainer.checkpoint.files import (
     ALIGNMENT,
     BLOCK_BYTES,
@@ -27,6 +26,7 @@ from trainer.checkpoint.files import (
     digesting,
     write_files,
 )
+from trainer.checkpoint.save_plan import Envelopes
 
 EDGES = [0, 1, ALIGNMENT - 1, ALIGNMENT, ALIGNMENT + 1, 16 * ALIGNMENT, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 5]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from trainer.checkpoint.memory import MemoryNeed, available_memory, shortage
+from trainer.checkpoint.staging import MemoryNeed, available_memory, shortage
 
 GIB = 1 << 30
 

@@ -13,7 +13,7 @@ from tests.trainer.cases import VOCABULARY, tiny
 from trainer.config.card import TrainerConfig
 from trainer.config.data_match import DataRecord, DataSetIdentity, decide, probe_numbers
 from trainer.contract.errors import DataMismatch
-from trainer.data import identity
+from trainer.data import samples
 from trainer.data.indexed_write import IndexedWriter
 from trainer.data.samples import Samples, match_data, plan_data, record_of, wanted_data
 
@@ -137,9 +137,9 @@ def test_other_lengths_of_as_many_tokens_are_other_data(tmp_path: Path, saved: d
 def test_of_a_large_set_parts_from_its_first_to_its_last_token_are_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(identity, "WHOLE_BYTES", 0)
-    monkeypatch.setattr(identity, "PART_BYTES", 8)
-    monkeypatch.setattr(identity, "PARTS", 4)
+    monkeypatch.setattr(samples, "WHOLE_BYTES", 0)
+    monkeypatch.setattr(samples, "PART_BYTES", 8)
+    monkeypatch.setattr(samples, "PARTS", 4)
     write(tmp_path / "tokens")
     config = card(tmp_path)
     saved = {"iteration": 1, "data": record_of(config, opened(config)).document()}

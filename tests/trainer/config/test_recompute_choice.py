@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from tests.trainer.cases import tiny
 from trainer.config.card import ModelSection, TrainerConfig
-from trainer.config.recompute_choice import recomputed_between, recomputed_blocks, recomputed_part
+from trainer.config.kernel_choice import recomputed_between, recomputed_blocks, recomputed_part
 from trainer.schedule import flops
-from trainer.schedule.card_rules import cross_problems
+from trainer.schedule.rules import cross_problems
 
 
 def model(layers: int, **keys: object) -> ModelSection:

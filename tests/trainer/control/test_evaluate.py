@@ -16,7 +16,7 @@ from trainer.contract.errors import DataError
 from trainer.control.evaluate import _for_evaluation, evaluate, read_windows
 from trainer.engine import Engine
 from trainer.parallel.mesh import Mesh
-from trainer.schedule.card_rules import cross_problems
+from trainer.schedule.rules import cross_problems
 
 
 def losses_of(config: TrainerConfig, file: Path) -> tuple[list[float], list[int]]:

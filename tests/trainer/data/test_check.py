@@ -21,8 +21,7 @@ from trainer.data import duplicates
 from trainer.data.check import check_pairs, check_raw
 from trainer.data.check_rules import DocumentLimits, find_storms, outside
 from trainer.data.duplicates import DigestStore
-from trainer.data.end_tokens import spelled_end_tokens
-from trainer.data.tokenizer import TokenizerSpec, load_tokenizer
+from trainer.data.tokenizer import TokenizerSpec, load_tokenizer, spelled_end_tokens
 
 DOCUMENTS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=30), min_size=1, max_size=12)
 

@@ -14,8 +14,8 @@ import torch
 from tests.trainer.data.data_helpers import ROOT, run_data, texts, write_lines
 from tests.trainer.data.sample_cases import card, opened
 from trainer.contract.errors import DataError, DataUsageError
-from trainer.data.command_line import inclusive_range
 from trainer.data.indexed import IndexedDataset
+from trainer.data.progress import inclusive_range
 from trainer.data.text import read_samples, samples_of_iterations
 from trainer.data.tokenizer import load_tokenizer
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch._inductor.utils import run_and_get_code
 
-from trainer.config import compiler_choice
+from trainer.config import kernel_choice
 from trainer.model import compiled, softmax
 from trainer.schedule import pieces
 
@@ -63,6 +63,6 @@ def test_what_each_device_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "compiler_obstacle", lambda kind: None)
     assert softmax.softmax_for(torch.device("cpu")) is softmax.IN_CACHE
     assert softmax.softmax_for(cuda) is softmax.COMPILED
-    monkeypatch.setattr(compiled, "compiler_obstacle", compiler_choice.compiler_obstacle)
+    monkeypatch.setattr(compiled, "compiler_obstacle", kernel_choice.compiler_obstacle)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert softmax.softmax_for(cuda) is softmax.FUSED

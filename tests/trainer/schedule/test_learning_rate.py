@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from tests.trainer.schedule_cards import card
 from trainer.config.card import TrainerConfig
-from trainer.schedule.card_rules import cross_problems
 from trainer.schedule.learning_rate import LearningRatePlan, plan_of
 from trainer.schedule.path import path_of
 from trainer.schedule.progress import Progress
+from trainer.schedule.rules import cross_problems
 
 TR8 = {"warmup_samples": 216_320, "decay_samples": 126_953_125}
 

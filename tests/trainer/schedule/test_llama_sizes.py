@@ -13,7 +13,7 @@ from tests.trainer.llama_cases import KINDS, LLAMA, tiny_llama
 from trainer.checkpoint.huggingface.llama import facts_of_config, llama_config
 from trainer.config.model import ModelSection
 from trainer.schedule import flops
-from trainer.schedule.card_rules import cross_problems
+from trainer.schedule.rules import cross_problems
 
 # As their config.json on the hub says; positions add no parameters. The last number is the one that the model cards say.
 SHARED: dict[str, Any] = {"hidden_act": "silu"}

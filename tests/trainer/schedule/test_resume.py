@@ -9,7 +9,7 @@ import pytest
 from tests.trainer.schedule_cards import card
 from trainer.contract.errors import ScheduleMismatch
 from trainer.schedule.learning_rate import plan_of
-from trainer.schedule.resume import reconcile
+from trainer.schedule.start import reconcile
 
 SAVED = plan_of(card()).facts()
 CHANGES: dict[str, dict[str, Any]] = {

@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         topology=source.facts.topology,
         model=source.facts.model,
         run_card_hash=read_card_hash(options.card),
-        versions={"torch": str(torch.__version__)},
+        versions={"torch": torch.__version__},
     )
     with progress_bar() as bar:
         task = bar.add_task("importing", total=source_bytes(source))

@@ -11,9 +11,8 @@ from tests.trainer.data.masked.cases import walk
 from tests.trainer.data.masked.peer import their_map
 from trainer.contract.errors import DataError
 from trainer.data.masked import sample_map, shuffle
-from trainer.data.masked.mersenne import Mersenne64
 from trainer.data.masked.sample_map import MapRules, build_sample_map
-from trainer.data.masked.shuffle import shuffled_order
+from trainer.data.masked.shuffle import Mersenne64, shuffled_order
 
 RULES = st.builds(
     MapRules,
