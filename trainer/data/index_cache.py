@@ -103,20 +103,19 @@ class IndexMapsCache:
         return IndexMaps(*self.files.wait(key, PARTS, seconds))
 
 
-class BlendCache:
-    """Orders of mixtures in one folder: that of a long training takes half a minute to compute, and no time to map."""
+def ensure_blend(folder: Path, key: BlendKey) -> bool:
+    """Compute the order of a mixture unless a sound one is there; True when it was computed. Raises DataError.
 
-    def __init__(self, folder: Path | str) -> None:
-        self.files = ArrayCache(Path(folder))
+    That of a long training takes half a minute to compute, and no time to map.
+    """
+    files = ArrayCache(folder)
+    if files.load(key, BLEND_PARTS, check_digests=True) is not None:
+        return False
+    files.write(key, dict(zip(BLEND_PARTS, build_blend(key.weights, key.samples), strict=True)))
+    return True
 
-    def ensure(self, key: BlendKey) -> bool:
-        """Compute the order unless a sound one is there; True when it was computed. Raises DataError."""
-        if self.files.load(key, BLEND_PARTS, check_digests=True) is not None:
-            return False
-        self.files.write(key, dict(zip(BLEND_PARTS, build_blend(key.weights, key.samples), strict=True)))
-        return True
 
-    def wait(self, key: BlendKey, seconds: float = APPEARANCE_SECONDS) -> Blend:
-        """For each sample the member and its number there. Raises DataError when they do not appear in time."""
-        sets, numbers = self.files.wait(key, BLEND_PARTS, seconds)
-        return sets, numbers
+def wait_for_blend(folder: Path, key: BlendKey, seconds: float = APPEARANCE_SECONDS) -> Blend:
+    """For each sample the member and its number there. Raises DataError when they do not appear in time."""
+    sets, numbers = ArrayCache(folder).wait(key, BLEND_PARTS, seconds)
+    return sets, numbers

@@ -15,7 +15,7 @@ from trainer.data.array_cache import CacheKey
 from trainer.data.blend import member_samples, split_documents
 from trainer.data.dataset import BlendedDataset, GPTDataset, SampleSource
 from trainer.data.groups import DataGroup
-from trainer.data.index_cache import BlendCache, BlendKey, IndexMapsCache, IndexMapsKey, digest_sizes
+from trainer.data.index_cache import BlendKey, IndexMapsCache, IndexMapsKey, digest_sizes, ensure_blend, wait_for_blend
 from trainer.data.indexed import Implementation, IndexedDataset
 from trainer.data.rows import NextTokenRow, RowFormat
 
@@ -144,7 +144,7 @@ class PlannedSource(Record):
         ]
         if self.blend is None:
             return members[0]
-        return BlendedDataset(members, BlendCache(self.members[0].folder).wait(self.blend))
+        return BlendedDataset(members, wait_for_blend(self.members[0].folder, self.blend))
 
 
 class _Part(Record):
@@ -292,7 +292,7 @@ def _build(plans: Iterable[PlannedSource], opened: Mapping[str, IndexedDataset],
             except DataError as error:
                 raise DataError(f"{plan.name} data of {member.prefix}: {error}") from error
         if plan.blend is not None:
-            BlendCache(plan.members[0].folder).ensure(plan.blend)
+            ensure_blend(plan.members[0].folder, plan.blend)
 
 
 def check_token_numbers(data: IndexedDataset, vocabulary_size: int) -> None:

@@ -16,16 +16,18 @@ from hypothesis import strategies as st
 from tests.trainer.data.data_helpers import slow_maps
 from trainer.contract.errors import DataError
 from trainer.data import index
+from trainer.data.array_cache import ArrayCache
 from trainer.data.blend import build_blend
 from trainer.data.index import IndexMaps, build_index_maps, build_sample_index, build_shuffle_index, plan_epochs
 from trainer.data.index_cache import (
     BLEND_PARTS,
     PARTS,
-    BlendCache,
     BlendKey,
     IndexMapsCache,
     IndexMapsKey,
     digest_sizes,
+    ensure_blend,
+    wait_for_blend,
 )
 
 SIZES = np.random.RandomState(5).randint(1, 30, 200).astype(np.int32)
@@ -237,15 +239,14 @@ def blend_key(**changes: Any) -> BlendKey:
 
 
 def test_the_order_of_a_mixture_is_kept_and_named_after_it(tmp_path: Path) -> None:
-    cache = BlendCache(tmp_path)
-    assert cache.ensure(blend_key()) is True and cache.ensure(blend_key()) is False
-    sets, numbers = cache.wait(blend_key())
+    assert ensure_blend(tmp_path, blend_key()) is True and ensure_blend(tmp_path, blend_key()) is False
+    sets, numbers = wait_for_blend(tmp_path, blend_key())
     fresh = build_blend([0.5, 0.3, 0.2], 100)
     assert sets.tolist() == fresh[0].tolist() and numbers.tolist() == fresh[1].tolist()
     others = [{"name": "valid"}, {"weights": (0.5, 0.2, 0.3)}, {"samples": 101}, {"revision": 2}]
     assert len({blend_key().stem} | {blend_key(**change).stem for change in others}) == 5
     assert {name for change in others for name in change} == set(BlendKey.__struct_fields__)
     for part in BLEND_PARTS:
-        flip(cache.files.part_path(blend_key(), part))
-        assert cache.ensure(blend_key()) is True
-    assert cache.wait(blend_key())[1].tolist() == fresh[1].tolist()
+        flip(ArrayCache(tmp_path).part_path(blend_key(), part))
+        assert ensure_blend(tmp_path, blend_key()) is True
+    assert wait_for_blend(tmp_path, blend_key())[1].tolist() == fresh[1].tolist()
