@@ -25,7 +25,8 @@ from trainer.contract.lease import Lease
 from trainer.contract.paths import newest_step
 from trainer.contract.recovery import RollBack
 from trainer.control.control_signals import Agreed, ControlSignals
-from trainer.control.exits import end_if_asked, failure_text, is_refusal, record_failure
+from trainer.control.exits import end_if_asked, record_failure
+from trainer.control.failure import failure_text, is_refusal
 from trainer.control.lifecycle import (
     HeartbeatWriter,
     SignalFlag,

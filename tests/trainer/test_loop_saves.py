@@ -23,9 +23,9 @@ from trainer.contract.attempt import AttemptIdentity
 from trainer.contract.checkpoints import refusal_code
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.errors import CheckpointError, DataError, LostWorkerError, NodeFilesError
-from trainer.control.exits import is_refusal
+from trainer.control.failed_saves import FailedSaves
+from trainer.control.failure import is_refusal
 from trainer.control.lifecycle import HeartbeatWriter, SignalFlag, write_failure
-from trainer.control.saving import FailedSaves
 from trainer.loop import Trainer
 
 

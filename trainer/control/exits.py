@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from pathlib import Path
 from typing import NoReturn
 
-from trainer.config.card import CardError
 from trainer.contract.attempt import AttemptIdentity, tell
-from trainer.contract.errors import CheckpointError, DataError, LostWorkerError, NodeFilesError, NotFiniteError
 from trainer.contract.paths import RunPaths, newest_step
 from trainer.contract.requests import Request, read_request
 from trainer.control.lifecycle import HeartbeatWriter, write_end_marker, write_failure
-from trainer.parallel.agreement import LostRanksError, lost_a_rank
 
 
 def end_now(
@@ -61,22 +57,3 @@ def record_failure(
             )
     except OSError as problem:
         tell(f"tr11: the failure could not be recorded: {problem}", sys.stderr)
-
-
-REFUSALS = (CardError, CheckpointError, DataError)
-SAY_ALL = (NotFiniteError, LostRanksError)
-
-
-def is_refusal(error: Exception, steps_done: int) -> bool:
-    """Bad input, which the next try would meet again: not a rank or data worker that was lost, nor what follows steps.
-
-    The difference matters: after a refusal no later array task trains.
-    """
-    if isinstance(error, LostWorkerError) or (isinstance(error, NodeFilesError) and error.node_without_access):
-        return False
-    return isinstance(error, REFUSALS) and steps_done == 0 and not lost_a_rank(error)
-
-
-def failure_text(error: Exception) -> str:
-    """Of a divergence, and of a check that did not end, the line says all; of any other failure the place counts."""
-    return f"tr11: stopped: {error}" if isinstance(error, SAY_ALL) else traceback.format_exc().rstrip()

@@ -15,11 +15,11 @@ from trainer.checkpoint.writer import AsyncSaver, Failed, Finished, Outcome
 from trainer.config.card import TrainerConfig
 from trainer.config.data_match import CURSOR_KEY
 from trainer.contract.documents import document
-from trainer.contract.errors import CheckpointError, NodeFilesError, NotFiniteError
+from trainer.contract.errors import CheckpointError, NotFiniteError
 from trainer.contract.metrics_record import SAVE_FAILED
 from trainer.contract.origin import ORIGIN_KEY, Origin
-from trainer.contract.record import Record
 from trainer.contract.resumable import OPTIMIZER_SUMS
+from trainer.control.failed_saves import FailedSaves
 from trainer.control.resume import checkpoint_info
 from trainer.engine import Engine
 from trainer.parallel.agreement import lost_a_rank
@@ -28,47 +28,6 @@ from trainer.parallel.state import ShardedState
 from trainer.schedule.learning_rate import LearningRatePlan
 from trainer.schedule.progress import Progress
 from trainer.schedule.start import optimizer_facts
-
-ENOUGH = 2  # saves in a row: one may be a hiccup, and two are facts that do not depend on each other
-
-
-class FailedSaves(Record):
-    """The saves in a row that one node alone could not write; others wrote to the same folder at the same time.
-
-    `node` is "" where the last save did not fail, or not on one node alone. `why`: the last fault.
-    """
-
-    node: str = ""
-    steps: tuple[int, ...] = ()
-    others: int = 0
-    why: str = ""
-
-    def after(self, step: int, fault: CheckpointError) -> FailedSaves:
-        """With one more failed save."""
-        if not isinstance(fault, NodeFilesError) or len(fault.failed) != 1:
-            return FailedSaves()
-        [node] = fault.failed
-        before = self.steps if node == self.node else ()
-        return FailedSaves(node, (*before, step), len(fault.served), str(fault))
-
-    @property
-    def unable(self) -> str:
-        """The node with which no save comes about; "" as long as that is not certain."""
-        return self.node if len(self.steps) >= ENOUGH else ""
-
-    def event(self, step: int, fault: CheckpointError) -> dict[str, Any]:
-        """What `metrics.jsonl` keeps of the save of `step`, which failed. `node`: where alone; "" where not on one."""
-        return {"step": step, "why": str(fault), "node": self.node, "said": str(self) if self.node else ""}
-
-    def line(self, saved_step: int | None) -> str:
-        """Why the training ends, in one line."""
-        lost = "nothing was saved" if saved_step is None else f"all steps after {saved_step} are lost"
-        return f"{self}, so {lost}: {self.why}"
-
-    def __str__(self) -> str:
-        steps = " and ".join(map(str, self.steps))
-        wrote = "1 other node" if self.others == 1 else f"{self.others} other nodes"
-        return f"{self.node} alone could not write the save of step {steps}, to which {wrote} wrote"
 
 
 class Saver:

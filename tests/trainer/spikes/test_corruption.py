@@ -23,7 +23,7 @@ from trainer.contract.corruption import Suspect, WorkerDigests, judge
 from trainer.contract.files import host_name
 from trainer.contract.record import Record
 from trainer.contract.requests import RequestAnswer
-from trainer.control.exits import failure_text
+from trainer.control.failure import failure_text
 from trainer.engine import Engine
 from trainer.model.layers import ColumnParallelLinear
 from trainer.parallel.agreement import LostRanksError

@@ -38,6 +38,7 @@ from trainer.contract.recovery import IterationRange, read_recovery
 from trainer.contract.requests import RequestAnswer, leave_answer, watch_for_kill_now
 from trainer.control.control_signals import Agreed, ControlSignals
 from trainer.control.exits import end_if_asked, end_now, record_failure
+from trainer.control.failed_saves import FailedSaves
 from trainer.control.lifecycle import (
     HeartbeatWriter,
     SignalFlag,
@@ -47,7 +48,6 @@ from trainer.control.lifecycle import (
     steady_clock,
     write_end_marker,
 )
-from trainer.control.saving import FailedSaves
 from trainer.schedule.curriculum import sequence_length_at
 from trainer.schedule.flops import tflops_per_gpu
 from trainer.schedule.learning_rate import plan_of
