@@ -98,9 +98,12 @@ def read_windows(path: Path, sequence_length: int, rows: int) -> TokenWindows:
             f"{path}: windows have {tokens.shape[1]} tokens, and model.sequence_length + 1 is {sequence_length + 1}; "
             f"cut them, or use --set model.sequence_length={tokens.shape[1] - 1}"
         )
-    least, most = int(tokens.min()), int(tokens.max())
-    if least < 0 or most >= rows:
-        raise DataError(f"{path}: holds token {least if least < 0 else most}; the embedding has rows 0 to {rows - 1}")
+    if int(tokens.min()) < 0 or int(tokens.max()) >= rows:
+        window, place = np.argwhere((tokens < 0) | (tokens >= rows))[0].tolist()
+        raise DataError(
+            f"{path}: window {window} holds token {tokens[window, place]} at its place {place}; the embedding has rows"
+            f" 0 to {rows - 1}: make the windows with the tokenizer of this run"
+        )
     return TokenWindows(tokens)
 
 

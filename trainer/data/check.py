@@ -208,8 +208,7 @@ def check_pairs(
     for number, prefix in enumerate(prefixes):
         try:
             data = IndexedDataset(prefix)
-            if data.dtype.kind == "f":
-                raise DataError(f"{data.path} holds {data.dtype} numbers, not tokens")
+            data.check_type()
         except DataError as error:
             notes.append(DataFinding(UNREADABLE, prefix, None, str(error)))
             continue

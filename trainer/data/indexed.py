@@ -169,22 +169,40 @@ class IndexedDataset:
         start = self.start(sequence)
         part = self.tokens[start + offset : start + stop]
         if self._vocabulary_size is not None:
-            self._check_vocabulary(part, sequence, offset, self._vocabulary_size)
+            self.check_vocabulary(start + offset, start + stop, self._vocabulary_size)
         return part
 
-    def _check_vocabulary(self, part: npt.NDArray[Any], sequence: int, offset: int, vocabulary_size: int) -> None:
+    def check_vocabulary(self, start: int, stop: int, size: int) -> None:
+        """Raise DataError for a token of `tokens[start:stop]` that is not below `size`, the vocabulary's."""
+        found = self.foreign_token(start, stop, size)
+        if found:
+            raise DataError(
+                f"{found}, the vocabulary has {size}: prepare the data with the tokenizer of this run, or set"
+                " tokenizer.padded_vocabulary_size to that of the data's"
+            )
+
+    def foreign_token(self, start: int, stop: int, size: int) -> str | None:
+        """File, document, number and place of the first token of `tokens[start:stop]` outside a vocabulary of `size`.
+
+        None where there is no such token. Raises DataError where the numbers are no tokens at all.
+        """
+        self.check_type()
         # As unsigned numbers, negative ones are large: one pass finds both.
-        numbers = part.view(self._unsigned)
-        if numbers.size == 0 or int(numbers.max()) < vocabulary_size:
-            return
-        place = int(np.argmax(numbers >= vocabulary_size))
+        numbers = self.tokens[start:stop].view(self._unsigned)
+        if numbers.size == 0 or int(numbers.max()) < size:
+            return None
+        at = start + int(np.argmax(numbers >= size))
+        sequence = int(np.searchsorted(self._offsets, at * self._divisor, side="right")) - 1
         document = int(np.searchsorted(self.documents, sequence, side="right")) - 1
-        raise DataError(
-            f"{self.path}: document {document} holds token {int(part[place])} at its place"
-            f" {self.start(sequence) + offset + place - self.start(int(self.documents[document]))}, the vocabulary has"
-            f" {vocabulary_size}: prepare the data with the tokenizer of this run, or set"
-            " tokenizer.padded_vocabulary_size to that of the data's"
-        )
+        place = at - self.start(int(self.documents[document]))
+        return f"{self.path}: document {document} holds token {int(self.tokens[at])} at its place {place}"
+
+    def check_type(self) -> None:
+        """Raise DataError where the pair holds no whole numbers."""
+        if self.dtype.kind == "f":
+            raise DataError(
+                f"{self.path} holds {self.dtype} numbers, not tokens; prepare it with `tr11 data preprocess`"
+            )
 
 
 def _choose_dtype(index: _Index, bin_bytes: int, bin_file: Path) -> np.dtype[Any]:

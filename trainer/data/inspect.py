@@ -49,12 +49,15 @@ def inspect_pair(prefix: str | Path, tokenizer: Tokenizer | None = None, sequenc
     Raises DataError for a damaged pair, or a token outside the tokenizer's vocabulary.
     """
     data = IndexedDataset(prefix)
-    largest = max(int(data.tokens[at : at + (1 << 22)].max()) for at in range(0, data.token_count, 1 << 22))
-    if tokenizer is not None and largest >= tokenizer.vocabulary_size:
-        raise DataError(
-            f"{data.path} holds token {largest}, the vocabulary of {tokenizer.path} has {tokenizer.vocabulary_size}:"
-            " the data was made with another tokenizer; give that one"
-        )
+    largest = int(data.tokens[0])
+    for at in range(0, data.token_count, 1 << 22):
+        largest = max(largest, int(data.tokens[at : at + (1 << 22)].max()))
+        foreign = None if tokenizer is None else data.foreign_token(at, at + (1 << 22), tokenizer.vocabulary_size)
+        if tokenizer is not None and foreign is not None:
+            raise DataError(
+                f"{foreign}; the vocabulary of {tokenizer.path} has {tokenizer.vocabulary_size}: the data was made with"
+                " another tokenizer; give that one"
+            )
     sizes = np.asarray(data.sizes)
     peeks = []
     for number in range(min(sequences, len(data))):

@@ -300,8 +300,7 @@ def check_token_numbers(data: IndexedDataset, vocabulary_size: int) -> None:
 
     All tokens are read when the file is small, else evenly spread parts of it: what they miss, reading refuses.
     """
-    if data.dtype.kind == "f":
-        raise DataError(f"{data.path} holds {data.dtype} numbers, not tokens; prepare it with `tr11 data preprocess`")
+    data.check_type()
     if data.bytes <= FULL_TOKEN_CHECK_BYTES:
         starts = range(0, data.token_count, 1 << 22)
         length = 1 << 22
@@ -309,10 +308,4 @@ def check_token_numbers(data: IndexedDataset, vocabulary_size: int) -> None:
         starts = range(0, data.token_count, max(1, data.token_count // TOKEN_CHECK_PARTS))
         length = TOKEN_CHECK_PART
     for start in starts:
-        part = data.tokens[start : start + length]
-        for worst in (int(part.max()), int(part.min())):
-            if not 0 <= worst < vocabulary_size:
-                raise DataError(
-                    f"{data.path} holds token {worst}, the vocabulary has {vocabulary_size}: the data was made with"
-                    " another tokenizer; prepare it again, or set the vocabulary that it was made with"
-                )
+        data.check_vocabulary(start, start + length, vocabulary_size)

@@ -53,8 +53,8 @@ def test_every_window_on_every_topology(tmp_path: Path, windows: int) -> None:
         (np.zeros((3, 16), np.int64), "windows have 16 tokens"),
         (np.zeros((3, 17)), "give integers"),
         (np.zeros((0, 17), np.int64), "give integers"),
-        (np.full((3, 17), VOCABULARY), f"holds token {VOCABULARY}"),
-        (np.full((3, 17), -1), "holds token -1"),
+        (np.full((3, 17), VOCABULARY), f"window 0 holds token {VOCABULARY} at its place 0"),
+        (np.array([[1] * 17, [1] * 16 + [-1]]), "window 1 holds token -1 at its place 16"),
         (np.zeros(17, np.int64), "give integers"),
     ],
 )

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.data.data_helpers import ROOT, run_data, texts, write_lines
+from tests.trainer.data.data_helpers import ROOT, run_data, texts, write_lines, write_pair
 from tr11ops.cli.main import load
 from trainer.data.__main__ import build_parser
 
@@ -52,6 +52,10 @@ def test_from_corpus_to_index_maps(tmp_path: Path) -> None:
     assert facts["tokens"] == summary["tokens"] and facts["dtype"] == "uint16" and facts["largest_token"] < 512
     first = json.loads(corpus.read_text(encoding="utf-8").split("\n")[0])["text"]
     assert first.startswith(facts["peeks"][0]["text"][:40])
+    small = write_pair(tmp_path / "foreign", [[3, 4], [5, 1 << 14, 6]])
+    done = run_data("inspect", small, "--tokenizer", folder)
+    words = f"{small}.bin: document 1 holds token {1 << 14} at its place 1; the vocabulary of "
+    assert done.returncode == 1 and words in done.stderr
     done = run_data("inspect", pair)
     assert f"{summary['tokens']:,}" in done.stdout
     done = run_data("merge", pair, pair, "--output-prefix", tmp_path / "twice", "--json")

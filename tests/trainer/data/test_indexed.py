@@ -21,6 +21,7 @@ from trainer.data.errors import explain_os_errors
 from trainer.data.indexed import IndexedDataset, bin_path, dtype_for_vocabulary, idx_path
 from trainer.data.indexed_write import IndexedWriter
 from trainer.data.merge import merge
+from trainer.data.sources import check_token_numbers
 
 RELAXED = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 WRITABLE = ["uint8", "int8", "int16", "int32", "int64", "float64", "float32", "uint16"]
@@ -146,6 +147,22 @@ def test_a_kind_that_was_not_asked_for_is_refused(tmp_path: Path, older: bool, i
     with pytest.raises(DataError, match=words):
         IndexedDataset(prefix, implementation)  # type: ignore[arg-type]
     assert IndexedDataset(prefix).kind == ("older" if older else "mapped")
+
+
+@pytest.mark.parametrize("token", [64, -1])
+@pytest.mark.parametrize("older", [False, True])
+def test_the_look_at_the_start_names_document_token_and_place(tmp_path: Path, older: bool, token: int) -> None:
+    """The same words as where a token is read; documents of no tokens stand before and behind the one at fault."""
+    lengths = [9, 0, 7, 0, 4]
+    tokens = np.array([3] * 14 + [token] + [3] * 5, dtype="<i4")
+    index = older_index(4, lengths, 4) if older else mapped_index(4, lengths, 4)
+    data = IndexedDataset(put(tmp_path / "p", index, tokens.tobytes()), vocabulary_size=64)
+    words = f"{data.path}: document 2 holds token {token} at its place 5, the vocabulary has 64"
+    with pytest.raises(DataError) as at_start:
+        check_token_numbers(data, 64)
+    with pytest.raises(DataError) as when_read:
+        data.get(2)
+    assert words in str(at_start.value) and str(at_start.value) == str(when_read.value)
 
 
 def test_both_kinds_merge_into_one(tmp_path: Path) -> None:

@@ -296,7 +296,7 @@ def test_all_ranks_open_with_one_builder_and_one_barrier(prefix: Path, tmp_path:
         ({"prefixes": [(1.0, "/nowhere/data")]}, "/nowhere/data.idx is missing"),
         ({"prefixes": "two", "weights": (1.0, -1.0)}, "positive"),
         ({"sequence_length": 10**6}, "train data of .*one sample needs"),
-        ({"vocabulary_size": 50}, "token [0-9]+, the vocabulary has 50"),
+        ({"vocabulary_size": 50}, "document [0-9]+ holds token [0-9]+ at its place [0-9]+, the vocabulary has 50"),
         ({"split": "1,x"}, "split"),
         ({"split": "1,0,0", "samples": {"valid": 4}}, "valid data: the split gives it none"),
     ],
