@@ -25,8 +25,8 @@ from trainer.contract.lease import Lease
 from trainer.contract.paths import newest_step
 from trainer.contract.recovery import RollBack
 from trainer.control.control_signals import Agreed, ControlSignals
-from trainer.control.exits import end_if_asked, record_failure
-from trainer.control.failure import failure_text, is_refusal
+from trainer.control.exits import end_if_asked, record_failure, refusal_elsewhere
+from trainer.control.failure import failure_text, is_of_others, is_refusal, says_all
 from trainer.control.lifecycle import (
     HeartbeatWriter,
     SignalFlag,
@@ -585,13 +585,27 @@ def run(
         reason = trainer.train()
     except Exception as error:  # whatever it is, it is recorded before the process goes
         end_if_asked(config.kill_switch, config.paths, attempt, heartbeat, rank=rank)
-        reason = "refused" if is_refusal(error, trainer.steps_done) else "error"
-        tell(f"tr11: refused: {error}" if reason == "refused" else failure_text(error), sys.stderr)
-        record_failure(config.paths, attempt, rank, error=error, reason=reason, iteration=trainer.progress.iteration)
-        if isinstance(error, RuntimeError) or lost_a_rank(error):
-            _keep_operations(record_path(config.paths, attempt.job_id, attempt.launch, rank))
+        reason = _fail(trainer, rank, error)
     heartbeat.beat("ended", trainer.progress.iteration)
     exit_process(exit_code(reason), trainer.close)
+
+
+def _fail(trainer: Trainer, rank: int, error: Exception) -> str:
+    """Say and record why this rank ends; returns the end reason. Who only lost one that refused says just that."""
+    paths, attempt, iteration = trainer.config.paths, trainer.attempt, trainer.progress.iteration
+    other = refusal_elsewhere(paths, attempt, rank) if is_of_others(error) else None
+    if other is not None:
+        reason, line = other
+        tell(line, sys.stderr)
+        record_failure(paths, attempt, rank, error=error, reason="error", iteration=iteration)
+        return reason
+    reason = "refused" if is_refusal(error, trainer.steps_done) else "error"
+    tell(f"tr11: refused: {error}" if reason == "refused" else failure_text(error), sys.stderr)
+    refusal = reason if says_all(error) else ""
+    record_failure(paths, attempt, rank, error=error, reason=reason, iteration=iteration, refusal=refusal)
+    if isinstance(error, RuntimeError) or lost_a_rank(error):
+        _keep_operations(record_path(paths, attempt.job_id, attempt.launch, rank))
+    return reason
 
 
 def _keep_operations(path: Path) -> None:

@@ -171,7 +171,7 @@ def test_rules_of_the_card() -> None:
 
 
 def test_known_gpus_have_a_rate_where_they_are_allowed() -> None:
-    for _, peak in _PEAKS:
+    for peak in _PEAKS:
         device = Device("cuda", peak.capability, maker=maker_of(peak))
         assert (peak.float8 is None) == (float8_obstacle(device) is not None), peak.name
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from trainer.contract.attempt import AttemptIdentity, tell
 from trainer.contract.paths import RunPaths, newest_step
 from trainer.contract.requests import Request, read_request
+from trainer.contract.state_file import read_json
 from trainer.control.lifecycle import HeartbeatWriter, write_end_marker, write_failure
+
+LOOK_AGAIN_SECONDS = (0.1, 0.4, 1.5)
 
 
 def end_now(
@@ -46,14 +52,48 @@ def end_if_asked(
 
 
 def record_failure(
-    paths: RunPaths, attempt: AttemptIdentity, rank: int, error: BaseException, reason: str, iteration: int
+    paths: RunPaths,
+    attempt: AttemptIdentity,
+    rank: int,
+    error: BaseException,
+    reason: str,
+    iteration: int,
+    refusal: str = "",
 ) -> None:
-    """Record a failure, and for a refusal the end marker too."""
+    """Record a failure, and for a refusal the end marker too. `refusal` is as in `write_failure`."""
     try:
-        write_failure(paths, attempt, rank, error=error, iteration=iteration)
+        write_failure(paths, attempt, rank, error=error, iteration=iteration, refusal=refusal)
         if reason == "refused":
             write_end_marker(
                 paths, attempt, reason, restart=False, iteration=iteration, checkpoint_step=None, message=str(error)
             )
     except OSError as problem:
         tell(f"tr11: the failure could not be recorded: {problem}", sys.stderr)
+
+
+def refusal_elsewhere(paths: RunPaths, attempt: AttemptIdentity, rank: int) -> tuple[str, str] | None:
+    """The end reason of another rank of this launch for which one line of its own says all, and a line that says so.
+
+    For a rank that has lost others. Who refuses writes it before it goes; on a shared file system it may be seen a
+    moment later. Of several the first is meant.
+    """
+    for patience in (*LOOK_AGAIN_SECONDS, None):
+        found = list(_refusals(paths.attempt(attempt.job_id) / "failures", attempt.launch, rank))
+        if found:
+            first = min(found, key=operator.itemgetter("time"))
+            word = "refused" if first["refusal"] == "refused" else "stopped"
+            where = f"rank {first['rank']} on {first['host']}"
+            return first["refusal"], f"tr11: ended with {where}, which {word}: its own line says why"
+        if patience is not None:
+            time.sleep(patience)
+    return None
+
+
+def _refusals(folder: Path, launch: int, rank: int) -> Iterator[dict[str, Any]]:
+    for path in folder.glob("rank-*.json"):
+        try:
+            found = read_json(path) or {}
+        except (OSError, ValueError):  # of no use here; the node agent tells of it
+            continue
+        if found.get("refusal") and found["launch"] == launch and found["rank"] != rank:
+            yield found

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import traceback
 
+from torch.distributed import DistError
+
 from trainer.config.card import CardError
 from trainer.contract.errors import CheckpointError, DataError, LostWorkerError, NodeFilesError, NotFiniteError
 from trainer.parallel.agreement import LostRanksError, lost_a_rank
 
 REFUSALS = (CardError, CheckpointError, DataError)
-SAY_ALL = (NotFiniteError, LostRanksError)
 
 
 def is_refusal(error: Exception, steps_done: int) -> bool:
@@ -22,6 +23,21 @@ def is_refusal(error: Exception, steps_done: int) -> bool:
     return isinstance(error, REFUSALS) and steps_done == 0 and not lost_a_rank(error)
 
 
+def says_all(error: Exception) -> bool:
+    """Whether one line says all there is to know; of any other failure the place counts.
+
+    Bad input does, a divergence, and a check that did not end.
+    """
+    if isinstance(error, NotFiniteError | LostRanksError):
+        return True
+    return isinstance(error, REFUSALS) and not lost_a_rank(error)
+
+
+def is_of_others(error: Exception) -> bool:
+    """Whether it may say no more than that another rank has gone: gloo's errors have no type of their own."""
+    return type(error) is RuntimeError or isinstance(error, DistError | LostRanksError) or lost_a_rank(error)
+
+
 def failure_text(error: Exception) -> str:
-    """Of a divergence, and of a check that did not end, the line says all; of any other failure the place counts."""
-    return f"tr11: stopped: {error}" if isinstance(error, SAY_ALL) else traceback.format_exc().rstrip()
+    """What people read of a failure."""
+    return f"tr11: stopped: {error}" if says_all(error) else traceback.format_exc().rstrip()

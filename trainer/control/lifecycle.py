@@ -235,8 +235,13 @@ def write_end_marker(
     return marker
 
 
-def write_failure(paths: RunPaths, attempt: AttemptIdentity, rank: int, error: BaseException, iteration: int) -> None:
-    """Keep one rank's failure: `state/attempts/JOB/failures/rank-R.json`, the evidence for "who failed first"."""
+def write_failure(
+    paths: RunPaths, attempt: AttemptIdentity, rank: int, error: BaseException, iteration: int, refusal: str = ""
+) -> None:
+    """Keep one rank's failure: `state/attempts/JOB/failures/rank-R.json`, the evidence for "who failed first".
+
+    `refusal`: the end reason, where one line of this rank's own says all.
+    """
     write_json(
         paths.attempt(attempt.job_id) / "failures" / f"rank-{rank}.json",
         {
@@ -246,6 +251,7 @@ def write_failure(paths: RunPaths, attempt: AttemptIdentity, rank: int, error: B
             "iteration": iteration,
             "launch": attempt.launch,
             "error": f"{type(error).__name__}: {error}",
+            "refusal": refusal,
             "node": error.node_without_access if isinstance(error, NodeFilesError) else "",
             "traceback": "".join(traceback.format_exception(error)),
         },
