@@ -2,13 +2,23 @@
 
     python benchmarks/gpu.py [--device cuda|cpu] [--results FILE] [--json FOLDER] [SECTION ...]
 
-Each attention kernel forward and backward against plain arithmetic; losses against those of the processor; a save and a
-resume, bit for bit; a profile; and the speed of GPT, compiled, rotary, with dropout, in fp16 and float8, of BERT and of
-T5, each beside a peer that is measured in the same run: torch.compile, transformers, or our own plain GPT. Each section
-is a process of its own, so that one that crashes costs no other; what the time does not reach is said. The table goes
-into benchmarks/RESULTS.md, with --json each figure and its peer's into files. Without a GPU it says so, exit status 2;
-`--device cpu` runs the same code on small shapes to check it, and writes nothing unless --results or --json names a
-place. Exit status 1: a check failed.
+Sections, the most important first, each with its own time and in a process of its own, so that one that crashes or
+hangs costs no other:
+
+    kernels    each attention kernel forward and backward against plain arithmetic
+    losses     fp32 and bf16 against the processor's
+    resume     a save and a resume, bit for bit
+    speed      the goals: 1.5 B parameters plain, compiled and compiled in float8, beside torch.compile
+    saves      how long a save in the background stops the training, and steps while it writes
+    attention  kernels without a bias beside each other: cuDNN, flash, flex
+    large      24 x 2048 (1.3 B), and one block of the 176B
+    profile    a trace of two steps
+    kinds      rotary, Llama, dropout, fp16, float8, BERT, T5
+
+Peers are measured in the same run: torch.compile, transformers, or our own plain GPT. What the time does not reach is
+said to be left out; only a check that was left out fails. The table goes into benchmarks/RESULTS.md, with --json each
+figure and its peer's into files. Without a GPU it says so, exit status 2; `--device cpu` runs the same code on small
+shapes to check it, and writes nothing unless --results or --json names a place. Exit status 1: a check failed.
 """
 
 from __future__ import annotations
@@ -17,6 +27,7 @@ import argparse
 import json
 import math
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -33,6 +44,7 @@ from models import DECODER, Shape, card
 from msgspec import to_builtins
 from msgspec.structs import replace
 from torch import Tensor
+from torch.nn.attention import SDPBackend
 
 from tr11ops.agent.allocation import free_port
 from trainer.checkpoint import store
@@ -55,6 +67,8 @@ from trainer.schedule.utilization import utilization
 
 BUDGET_SECONDS = 480.0
 SPARE_SECONDS = 5.0  # a section must end by itself, or all of its rows are lost
+CASE_SECONDS = 45.0  # of one system in a process of its own: 15 s until it computes, then compilation and 11 steps
+COMPILED_SECONDS = 60.0
 RESULTS = Path(__file__).with_name("RESULTS.md")
 BEGIN, END = "<!-- make gpu: begin -->", "<!-- make gpu: end -->"
 STEPS = 8
@@ -222,57 +236,123 @@ LLAMA: dict[str, Any] = {
     "embedding_layernorm": False, "position_embedding": "rotary", "rotary_base": 5e5, "rotary_factor": 8.0,
     "rotary_original_length": 8192,
 }  # fmt: skip
-GPT = (
-    # what it is called, other keys of the card, and the peer that it is compared with
-    ("gpt", (), "torch.compile"),
-    ("compiled blocks", (("model", "compile_blocks", True),), "tr11 gpt"),
-    ("rotary", (("model", "position_embedding", "rotary"),), "tr11 gpt"),
-    ("llama, positions stretched", tuple(("model", key, value) for key, value in LLAMA.items()), "tr11 gpt"),
-    ("dropout 0.1", (("model", "attention_dropout", DROPOUT), ("model", "hidden_dropout", DROPOUT)), "tr11 gpt"),
-    ("fp16", (("precision", "dtype", "fp16"),), "tr11 gpt"),
-    ("float8", (("precision", "float8", True),), "tr11 gpt"),
-    ("float8, compiled blocks", (("precision", "float8", True), ("model", "compile_blocks", True)), "tr11 gpt"),
-)
+COMPILED = (("model", "compile_blocks", True),)
+BESIDE_GPT = "tr11 gpt"
 
 
-ON_GPUS_ALONE = {"fp16", "compiled blocks", "float8, compiled blocks"}  # a processor has none, or compiles for minutes
+class Case(Record):
+    """What is timed. `peer`: system and name of what it is compared with, which is measured before it.
+
+    `seconds`: of each of the two, at most. `goal`: what is wanted of an H100.
+    """
+
+    what: str
+    shape: Shape
+    peer: str = BESIDE_GPT
+    seconds: float = CASE_SECONDS
+    goal: str = ""
 
 
-def cases(on_gpu: bool) -> Iterator[tuple[str, Shape, str]]:
-    """What is timed: its name, its shape, and its peer: another system, or what was measured before it."""
-    base = Shape(6, 4096, 32, 65536, 2048, 2, 4, "bf16") if on_gpu else small("bf16")
-    for name, own, peer in GPT:
-        if on_gpu or name not in ON_GPUS_ALONE:
-            yield name, replace(base, own=own), peer
-    masked = Shape(24, 1024, 16, 30592, 512, 16, 2, "bf16") if on_gpu else replace(small(), length=DECODER)
+def of_speed(on_gpu: bool) -> Iterator[Case]:
+    """The goals at 1.5 B parameters."""
+    base = usual(on_gpu)
+    yield Case("gpt", base, "torch.compile gpt", COMPILED_SECONDS)
+    if on_gpu:  # a processor compiles for minutes
+        compiled = replace(base, own=COMPILED)
+        peer = "torch.compile gpt"
+        yield Case("compiled blocks", compiled, peer, COMPILED_SECONDS, "MFU of 60 %, and ahead of its peer")
+        fast = replace(base, own=(*COMPILED, ("precision", "float8", True)))
+        yield Case("float8, compiled blocks", fast, BESIDE_GPT, COMPILED_SECONDS, "750 TFLOPs")
+
+
+def of_large(on_gpu: bool) -> Iterator[Case]:
+    """Other sizes, which have published figures or stand for the 176B."""
+    base = usual(on_gpu)
+    deep, wide = base, base
+    if on_gpu:
+        deep = replace(base, layers=24, hidden=2048, heads=16, vocabulary=50304, own=COMPILED)
+        wide = Shape(1, 14336, 112, 4096, 2048, 2, 4, "bf16", own=COMPILED)
+    yield Case("24 x 2048 (1.3 B), compiled blocks", deep, "", COMPILED_SECONDS, "MFU of 55 %")
+    yield Case("one block of the 176B, compiled", wide, "", COMPILED_SECONDS, "MFU of 58 %")
+
+
+def of_kinds(on_gpu: bool) -> Iterator[Case]:
+    """Other models, each beside the plain GPT or transformers' model."""
+    base = usual(on_gpu)
+    dropout = (("model", "attention_dropout", DROPOUT), ("model", "hidden_dropout", DROPOUT))
+    llama = tuple(("model", key, value) for key, value in LLAMA.items())
+    rotary = (("model", "position_embedding", "rotary"),)
+    yield Case("rotary", replace(base, own=rotary), goal="not slower than its peer")
+    yield Case(f"dropout {DROPOUT:g}", replace(base, own=dropout), goal="MFU of 45 %")
+    yield Case("llama, positions stretched", replace(base, own=llama))
+    masked = replace(small(), length=DECODER)
+    if on_gpu:
+        masked = Shape(24, 1024, 16, 30592, 512, 16, 2, "bf16")
     for family in ("bert", "t5"):
-        yield family, replace(masked, family=family), "transformers"
+        yield Case(family, replace(masked, family=family), f"transformers {family}")
+    yield Case("float8", replace(base, own=(("precision", "float8", True),)))
+    if on_gpu:  # a processor computes no fp16
+        yield Case("fp16", replace(base, own=(("precision", "dtype", "fp16"),)))
 
 
-def speed(device: torch.device, seconds: float = BUDGET_SECONDS) -> Iterator[Row]:
-    """Steps of each family and kind, without recomputation, each after its peer; see `gpu_training.py`."""
+def usual(on_gpu: bool) -> Shape:
+    """6 x 4096 with 65,536 words, 1.5 B parameters, in the micro batch that a card of 80 GB has room for."""
+    if not on_gpu:
+        return small("bf16")
+    base = Shape(6, 4096, 32, 65536, 2048, 8, 1, "bf16")
+    has_room = not torch.cuda.is_available() or torch.cuda.get_device_properties(0).total_memory > 70 * 10**9
+    return base if has_room else replace(base, micro=2, accumulated=4)
+
+
+CASES = {"speed": of_speed, "large": of_large, "kinds": of_kinds}
+
+
+def compared(
+    cases: Callable[[bool], Iterator[Case]], device: torch.device, seconds: float, measured: dict[str, float]
+) -> Iterator[Row]:
+    """Steps of each case after its peer, without recomputation; see `gpu_training.py`.
+
+    What does not fit into the rest of `seconds` is left out, a peer before a case; a shorter one behind may still fit.
+    `measured`: seconds of a step by what was measured before.
+    """
     on_gpu = device.type == "cuda"
     name = torch.cuda.get_device_name(device) if on_gpu else "processor"
     options = argparse.Namespace(steps=8 if on_gpu else 1, device=device.type)
     until = time.monotonic() + seconds - SPARE_SECONDS
-    measured: dict[str, float] = {}
-    for what, shape, peer in cases(on_gpu):
-        is_ours = peer.startswith("tr11 ")
-        for system in ("tr11",) if is_ours else (peer, "tr11"):
-            left = until - time.monotonic()
-            found = in_child(system, shape, options, left) if left > 0 else "not reached: no time was left for it"
-            if isinstance(found, str):
-                yield Row(f"{system} {what}", found, False if system == "tr11" and left > 0 else None)
+    for case in cases(on_gpu):
+        ours = f"tr11 {case.what}"
+        for what in (case.peer, ours) if is_to_be_measured(case, measured) else (ours,):
+            left, needed = until - time.monotonic(), case.seconds
+            if what != ours:
+                needed += case.seconds
+            if left < needed:
+                yield left_out(what, needed, left)
                 continue
-            measured[f"{system} {what}"] = found["seconds"]
-            beside = peer if is_ours else f"{peer} {what}"
-            if system != "tr11":
-                beside = ""
-            yield timed(f"{system} {what}", shape, found, name, (beside, measured.get(beside)))
+            system = what.removesuffix(f" {case.what}")
+            found = in_child(system, case.shape, options, case.seconds)
+            if isinstance(found, str):
+                yield Row(what, found, False if what == ours else None)
+                continue
+            measured[what] = found["seconds"]
+            beside = case.peer if what == ours else ""
+            yield timed(what, case, found, name, (beside, measured.get(beside)))
 
 
-def timed(what: str, shape: Shape, found: dict[str, float], device: str, peer: tuple[str, float | None]) -> Row:
+def is_to_be_measured(case: Case, measured: dict[str, float]) -> bool:
+    """Whether the peer is another system's step of this case."""
+    return case.peer.endswith(f" {case.what}") and case.peer not in measured
+
+
+def left_out(what: str, seconds: float, left: float, fine: bool | None = None) -> Row:
+    minutes = BUDGET_SECONDS / 60
+    return Row(
+        what, f"left out: it may take {seconds:.0f} s, {max(0.0, left):.0f} s of {minutes:g} minutes are left", fine
+    )
+
+
+def timed(what: str, case: Case, found: dict[str, float], device: str, peer: tuple[str, float | None]) -> Row:
     """A measured step as a line, and its figures with those of its peer, where that came first."""
+    shape = case.shape
     used = utilization(
         card(shape).model, shape.vocabulary, shape.micro * shape.accumulated, found["seconds"], 1,
         peak_tflops(device, shape.dtype),
@@ -286,7 +366,113 @@ def timed(what: str, shape: Shape, found: dict[str, float], device: str, peer: t
         "model_tflops": used.model_tflops, "mfu": used.mfu, "memory_bytes": found["memory"],
         "shape": to_builtins(shape), "peer": peer[0], "peer_seconds": peer[1],
     }  # fmt: skip
-    return Row(what, f"{text} (median, after {WARM_UP})", figures=figures)
+    goal = f"; goal: {case.goal}" if case.goal and what.startswith("tr11 ") else ""
+    return Row(what, f"{text} (median, after {WARM_UP}){goal}", figures=figures)
+
+
+# ----------------------------------------------------------------------------- saves in the background
+SAVED_STEPS = 12  # before the first save, and at most beside each
+
+
+def saves(device: torch.device) -> Iterator[Row]:
+    """What two saves in the background cost the training: the time in `start`, and of the steps until they have ended.
+
+    As in a training: memory is got ahead, and the copies are waited for by the update alone.
+    """
+    shape = Shape(24, 1024, 16, 50304, 2048, 4, 2, "bf16") if device.type == "cuda" else small("bf16")
+    config, draw = card(shape), torch.Generator().manual_seed(1)
+    join(device)
+    engine = Engine.build(config, Mesh.create(config.parallel, device))
+    info = CheckpointInfo({"pipeline": 1, "data": 1, "tensor": 1}, {})
+    with tempfile.TemporaryDirectory() as folder:
+        saver = AsyncSaver(Path(folder), print, group=engine.mesh.cpu_group, is_held=True)
+        engine.before_update(saver.hold)
+        saver.reserve(engine.sharded_state())
+
+        def one_step() -> float:
+            windows = shape.windows(draw)
+            began = time.perf_counter()
+            batches = ((window[:, :-1].contiguous(), window[:, 1:].contiguous()) for window in windows)
+            engine.train_step(batches, config.batch.global_batch_size)
+            return time.perf_counter() - began
+
+        alone = statistics.median([one_step() for _ in range(SAVED_STEPS)][WARM_UP:])
+        for number, which in enumerate(("first", "second"), start=1):
+            began = time.perf_counter()
+            saver.start(
+                number, engine.sharded_state(), Extras({"consumed_samples": number, "consumed_tokens": number}), info
+            )
+            stall, beside, outcome = time.perf_counter() - began, [], None
+            while outcome is None and len(beside) < SAVED_STEPS:
+                beside.append(one_step())
+                outcome = saver.poll()
+            outcome = outcome or saver.wait()[0]
+            if not isinstance(outcome, Finished):
+                yield Row(f"{which} save in the background", str(outcome.fault), False)
+                break
+            yield of_save(which, outcome, stall, beside, alone)
+        saver.close()
+    engine.close()
+
+
+def of_save(which: str, saved: Finished, stall: float, beside: Sequence[float], alone: float) -> Row:
+    """A save as a line. `alone`: seconds of a step without one."""
+    slower = statistics.median(beside) / alone - 1.0
+    text = (
+        f"{saved.bytes / 2**30:.2f} GiB: the training stood still for {stall:.3f} s (goal: 0.2 s), the step behind it"
+        f" took {1000 * (beside[0] - alone):+.1f} ms more; steps while it was written, {len(beside)} of them,"
+        f" {100 * slower:+.1f} % (goal: 3 %); {1000 * alone:.1f} ms a step alone"
+    )
+    figures = {"bytes": saved.bytes, "stall": stall, "steps_beside": list(beside), "step_alone": alone}
+    return Row(f"{which} save in the background", text, figures=figures)
+
+
+# ----------------------------------------------------------------------------- attention without a bias
+def attention(device: torch.device) -> Iterator[Row]:
+    """Forward and backward of causal attention without a bias, by each kernel that could serve a rotary model."""
+    on_gpu = device.type == "cuda"
+    size = (8, 32, 2048, 128) if on_gpu else (1, 2, 64, 16)
+    dtype = torch.bfloat16 if on_gpu else torch.float32
+    ways: dict[str, Kernel] = {"torch's choice": CausalKernel(())}
+    if on_gpu:
+        slopes = torch.tensor(alibi_slopes(size[1]), device=device)
+        ways = {
+            "flex": FlexKernel(None, False, compiled=True),
+            "cuDNN": CausalKernel((SDPBackend.CUDNN_ATTENTION,)),
+            "flash": CausalKernel((SDPBackend.FLASH_ATTENTION,)),
+            "flex with ALiBi": FlexKernel(slopes, False, compiled=True),
+        }
+    heads = [torch.randn(size, device=device, dtype=dtype, requires_grad=True) for _ in "qkv"]
+    grain = torch.randn(size, device=device, dtype=dtype)
+    first: float | None = None
+    for name, kernel in ways.items():
+        try:
+            mask = kernel.mask(heads[0], size[2], None)
+            seconds = median_seconds(partial(there_and_back, kernel, heads, mask, grain), device)
+        except Exception as error:
+            yield Row(f"attention by {name}", f"{type(error).__name__}: {str(error).splitlines()[0]}")
+            continue
+        first = first or seconds
+        text = f"{1000 * seconds:.2f} ms forward and backward, {first / seconds:.2f}x {next(iter(ways))}"
+        yield Row(f"attention by {name}", text, figures={"seconds": seconds, "size": list(size)})
+
+
+def there_and_back(kernel: Kernel, heads: Sequence[Tensor], mask: Any, grain: Tensor) -> None:
+    torch.autograd.grad(kernel(heads[0], heads[1], heads[2], mask, 0.0), list(heads), grain)
+
+
+def median_seconds(action: Callable[[], None], device: torch.device, repeats: int = 10) -> float:
+    """Of one call, after some that are not counted."""
+    found = []
+    for _ in range(WARM_UP + repeats):
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        began = time.perf_counter()
+        action()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        found.append(time.perf_counter() - began)
+    return statistics.median(found[WARM_UP:])
 
 
 def profiled(device: torch.device) -> Iterator[Row]:
@@ -307,16 +493,46 @@ def profiled(device: torch.device) -> Iterator[Row]:
 
 
 # ----------------------------------------------------------------------------- the whole
-SECTIONS: dict[str, Callable[[torch.device], Iterator[Row]]] = {
-    "kernels": kernels, "losses": losses, "resume": resume, "profile": profiled, "speed": speed,
-}  # fmt: skip
+class Section(Record):
+    """A part of the whole. It takes `seconds` at most, and is begun where `least` are left.
+
+    `make`: its rows; None for one of `CASES`. `is_check`: left out, it counts as failed.
+    """
+
+    seconds: float
+    least: float
+    make: Callable[[torch.device], Iterator[Row]] | None = None
+    is_check: bool = False
 
 
-def run_section(name: str, kind: str, seconds: float) -> list[Row]:
-    """One section in a process of its own."""
-    if seconds <= 0:
-        return [Row(name, f"not reached within {BUDGET_SECONDS / 60:g} minutes", False)]
+SECTIONS: dict[str, Section] = {
+    "kernels": Section(70, 70, kernels, is_check=True),
+    "losses": Section(80, 80, losses, is_check=True),
+    "resume": Section(40, 40, resume, is_check=True),
+    "speed": Section(190, COMPILED_SECONDS + SPARE_SECONDS, is_check=False),
+    "saves": Section(60, 60, saves),
+    "attention": Section(30, 30, attention),
+    "large": Section(2 * COMPILED_SECONDS + SPARE_SECONDS, COMPILED_SECONDS + SPARE_SECONDS),
+    "profile": Section(30, 30, profiled, is_check=True),
+    "kinds": Section(BUDGET_SECONDS, CASE_SECONDS + SPARE_SECONDS),
+}
+
+
+def rows_of(name: str, device: torch.device, seconds: float, measured: dict[str, float]) -> Iterator[Row]:
+    """What a section finds, in this process."""
+    make = SECTIONS[name].make
+    return compared(CASES[name], device, seconds, measured) if make is None else make(device)
+
+
+def run_section(name: str, kind: str, left: float, before: Sequence[Row] = ()) -> list[Row]:
+    """One section in a process of its own, where `left` seconds are left of the whole. `before`: what was found."""
+    section = SECTIONS[name]
+    if left < section.least:
+        return [left_out(name, section.least, left, False if section.is_check else None)]
+    seconds = min(section.seconds, left)
+    measured = {row.what: row.figures["seconds"] for row in before if row.figures and "seconds" in row.figures}
     command = [sys.executable, __file__, "--section", name, "--device", kind, "--seconds", f"{seconds:.0f}"]
+    command += ["--measured", json.dumps(measured)]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=seconds, env=environment_of(kind)
@@ -353,6 +569,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FOLDER", help="each figure and its peer's: SECTION.json")
     parser.add_argument("--section", help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, default=BUDGET_SECONDS, help=argparse.SUPPRESS)
+    parser.add_argument("--measured", default="{}", help=argparse.SUPPRESS)
     parser.add_argument("--losses", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.device == "cuda" and not torch.cuda.is_available():
@@ -365,16 +582,21 @@ def main(arguments: list[str] | None = None) -> int:
         print(json.dumps(found))
         return 0
     if options.section:
-        in_time = {"speed": partial(speed, seconds=options.seconds)}
-        section = in_time.get(options.section, SECTIONS[options.section])
-        print(json.dumps([to_builtins(row) for row in section(device)]))
+        print(
+            json.dumps(
+                [
+                    to_builtins(row)
+                    for row in rows_of(options.section, device, options.seconds, json.loads(options.measured))
+                ]
+            )
+        )
         return 0
     unknown = [name for name in options.sections if name not in SECTIONS]
     if unknown:
         parser.error(f"there is no section {unknown[0]!r}; there are {', '.join(SECTIONS)}")
     began, rows = time.monotonic(), []
     for name in options.sections or SECTIONS:
-        found = run_section(name, options.device, BUDGET_SECONDS - (time.monotonic() - began))
+        found = run_section(name, options.device, BUDGET_SECONDS - (time.monotonic() - began), rows)
         if options.json is not None:
             options.json.mkdir(parents=True, exist_ok=True)
             (options.json / f"{name}.json").write_text(json.dumps([to_builtins(row) for row in found], indent=1) + "\n")
