@@ -32,11 +32,11 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
     """The text without the given secrets, tokens, keys, authorization headers, users in URLs and queries of URLs."""
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
+    text = without_secrets(text, HIDDEN)  # first: it reads names and quotes, which the rest takes away
     text = re.sub(_USER_INFO, rf"\1{HIDDEN}@", text)
     text = re.sub(_QUERY, r"\1?...", text)
     text = re.sub(_FIELD, rf"\1{HIDDEN}", re.sub(_HEADER, rf"\1{HIDDEN}", text))
-    text = re.sub(_KEY, HIDDEN, re.sub(_TOKEN, HIDDEN, text))
-    return without_secrets(text, HIDDEN)
+    return re.sub(_KEY, HIDDEN, re.sub(_TOKEN, HIDDEN, text))
 
 
 def one_line(text: str, secrets: Iterable[str] = (), limit: int = LONGEST_TEXT) -> str:

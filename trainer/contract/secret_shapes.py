@@ -3,7 +3,8 @@
 The forms of many services' tokens are data, `secret_rules.json`, taken from gitleaks; those here are of what people
 print beside: assignments, options of commands, headers, addresses. A shape has words, one of which is in each text that
 it fits, in capitals where that matters, so that most lines are never looked at with an expression. What it hides is the
-group of its expression that matched, or all of it. No expression crosses a line, and each takes a number of steps that
+group of its expression that matched, or all of it; where the expression ends with a name, what stands behind it, if
+name and value are a secret's (`secret_names`). No expression crosses a line, and each takes a number of steps that
 grows as the text does: no repeat but the last has no bound. Private keys, which have many lines, are found by
 `hub.masking`. Standard library only, pure but for the reading of the data.
 """
@@ -21,19 +22,54 @@ from pathlib import Path
 from typing import Any
 
 from trainer.contract.record import Record
-from trainer.contract.secret_names import is_plain, is_secret_name, reference_of
+from trainer.contract.secret_names import (
+    is_plain,
+    is_plain_word,
+    is_said,
+    is_secret_name,
+    is_surely_secret_name,
+    looks_random,
+    reference_of,
+)
 
 RULES_FILE = Path(__file__).with_name("secret_rules.json")
+_QUOTE = r"(?:\\{0,7}[\"'`]|&quot;|%22)"
+_SIGN = r"[^\s\"'`,;&<>(){}\[\]\\]"  # of a value without quotes
 _NO_VALUE = r"(?!(?:none|null|true|false|unset|required|\*{1,200})(?![A-Za-z0-9_-])|<|\$|/\w{1,200}/|\.{3})"
-_VALUE = r"[^\s\"',;&<>(){}\[\]]"
-_ASSIGNED = r"[\"']?\s{0,3}[=:]\s{0,3}[\"']?"
+# A value as it stands behind its name: SecretStr("..."), b'...', \"...\", or bare, without what is called or indexed.
+_VALUE = (
+    rf"(?:[A-Za-z_][\w.]{{0,40}}\(\s?)?[bBrRuUfF]{{0,2}}(?:\"((?:[^\"\\\n]|\\[^\n]){{4,400}})\"|'((?:[^'\\\n]|\\[^\n]){{4,400}})'"
+    rf"|(?:\\{{1,7}}[\"']|&quot;|%22)([^\"'\\&\n]{{4,400}}))"
+    rf"|[\"'`]?(?!(?:[A-Za-z_]\w{{0,60}}\.){{1,9}}\w{{1,60}}\([^()\s]{{0,60}}\)|(?:get|read|load|fetch|make)\w{{0,60}}\("
+    rf"|[A-Za-z_][\w.]{{0,100}}[(\[][\"'][A-Za-z_]{{1,60}}[\"'][)\]])({_SIGN}{{4,400}})"
+)
+_BARE_LEAST = 6  # signs of a value without quotes that a name says is a secret; an option's, 4
+_BEFORE_NAME = r"(?:(?<![A-Za-z0-9_.-])|(?<=%[0-9A-F][0-9A-F]))"
+_NAME = r"(?P<name>[A-Za-z_][A-Za-z0-9_.-]{1,100})"
+_ANNOTATED = r":\s?(?:Optional\[)?(?:str|bytes|SecretStr)\]?(?:\s?\|\s?None)?\s?=\s?"
+_ASSIGNED = (
+    rf"(?:{_ANNOTATED}|{_QUOTE}?\]?(?:\s{{0,3}}(?:=>|->|:=|=|:|%3[DA])\s{{0,3}}|>|\s{{1,3}}\.{{3,100}}\s{{1,3}}"
+    rf"|\s{{0,3}},?\s{{0,3}}{_QUOTE}?value{_QUOTE}?\s?[=:]\s?))"
+)
+# What names are written of, before what stands between a name and its value: so most lines need no second look.
+_STEM_WORDS = "token key auth cred pass pwd pat pw sas dsn jwt psk bearer cookie webhook"
+_STEMS = _STEM_WORDS.split()
+_BEHIND_STEMS = ("=", " =", ":", " :", "'", '"', "\\", "`", " ..", " -", ">", "&", "%")
+_NAMING = (
+    "passw", "passphrase", "passcode", "secret", "credential", "creds", "api_key", "apikey", "api-key", "access_key",
+    "access-key", "accesskey", "accountkey", "account_key", "auth_token", "access_token", "private_key", "hf_token",
+    "hub_token", "connection_string", "connectionstring", "connstr", "sharedaccess",
+    "TOKEN", "KEY", "PASS", "PWD", "PAT", "DSN", "SAS", "AUTH", "CRED", "COOKIE", "WEBHOOK", "JWT", "_PW", "PSK",
+    "BEARER", *(stem + sign for stem in _STEMS for sign in _BEHIND_STEMS),
+)  # fmt: skip
 
 
 class SecretShape(Record, dict=True):
     """One kind of secret. `kind` is what a person reads.
 
-    `entropy`: bits a character below which what fits is none: a word, a placeholder. Where the expression has a group
-    `name`, that must be the name of a secret. `is_sure`: it is one wherever it stands, in a card as well.
+    `entropy`: bits a character below which what fits is none: a word, a placeholder. `is_sure`: it is one wherever it
+    stands, in a card as well. `after_name` is for expressions that end with a name and what joins it to its value:
+    "field", "option" of a command line, or "list", whose members may be names alone.
     """
 
     kind: str
@@ -41,6 +77,7 @@ class SecretShape(Record, dict=True):
     pattern: str
     entropy: float = 0.0
     is_sure: bool = True
+    after_name: str = ""
 
     @cached_property
     def in_bytes(self) -> re.Pattern[bytes]:
@@ -71,13 +108,60 @@ class SecretShape(Record, dict=True):
         return self._found(self.in_bytes, line)
 
     def _found(self, pattern: re.Pattern[Any], text: Any) -> Iterator[tuple[int, int]]:
+        if self.after_name:
+            yield from self._found_after_names(pattern, text)
+            return
         for match in pattern.finditer(text):
-            if "name" in pattern.groupindex and not is_secret_name(_text(match["name"])):
-                continue
             start, end = match.span(match.lastindex or 0)
             if self.entropy and bits_a_character(_text(text[start:end])) < self.entropy:
                 continue
             yield start, end
+
+    def _found_after_names(self, pattern: re.Pattern[Any], text: Any) -> Iterator[tuple[int, int]]:
+        value_pattern, rest = _value_patterns(isinstance(text, str))
+        seen = 0
+        for match in pattern.finditer(text):
+            if match.start() < seen or not is_secret_name(_text(match["name"])):
+                continue
+            value = value_pattern.match(text, match.end())
+            if value is None or value.lastindex is None:
+                continue
+            is_bare = value.lastindex == BARE
+            if not self._is_of(_text(match["name"]), _text(value[value.lastindex]), is_bare):
+                continue
+            start, seen = value.span(value.lastindex)
+            longer = rest.match(text, seen) if is_bare else None
+            if longer is not None:
+                seen = longer.end()
+            yield start, seen
+
+    def _is_of(self, name: str, value: str, is_bare: bool) -> bool:
+        """Whether a value is a secret of this name, where and as it stands."""
+        if is_said(name, value):
+            return False
+        if self.after_name == "list":
+            return looks_random(value)
+        if self.after_name == "option":
+            return not value.startswith("-") and (_is_named_alone(name) or not is_plain_word(value))
+        if is_surely_secret_name(name):
+            return len(value) >= _BARE_LEAST or not is_bare
+        return name.lower() != "key" and looks_random(value)
+
+
+BARE = 4  # the group of a value without quotes
+
+
+@functools.cache
+def _value_patterns(of_text: bool) -> tuple[re.Pattern[Any], re.Pattern[Any]]:
+    """A value, as far as it is judged, and how it may go on."""
+    if of_text:
+        return re.compile(_VALUE, re.ASCII), re.compile(f"{_SIGN}*", re.ASCII)
+    return re.compile(_VALUE.encode("ascii")), re.compile(f"{_SIGN}*".encode("ascii"))
+
+
+def _is_named_alone(name: str) -> bool:
+    """Whether an option of this name gives a secret, whatever it is given: --password, --hub_token, --token."""
+    return is_surely_secret_name(name) or name.lower() in ("token", "pass")
 
 
 def bits_a_character(text: str) -> float:
@@ -132,48 +216,87 @@ SHAPES = (
     SecretShape(
         "authorization header",
         ("authorization", "bearer", "basic"),
-        r"(?i:authorization[\"']?\s{0,3}[:=]\s{0,3}[\"']?(?:(?:bearer|basic|token)\s{1,3})?|bearer\s{1,3}|basic\s{1,3})"
-        r"(?=[A-Za-z]{0,200}[0-9+/=._-])([A-Za-z0-9._~+/=-]{16,})",
+        rf"(?i:authorization{_QUOTE}?\s{{0,3}}[:=,]\s{{0,3}}b?{_QUOTE}?(?:bearer|basic|token|apikey|bot|key)\s{{1,3}}){_NO_VALUE}([A-Za-z0-9._~+/=-]{{6,}})"
+        rf"|(?i:authorization{_QUOTE}?\s{{0,3}}[:=]\s{{0,3}}b?{_QUOTE}?|bearer\s{{1,3}}|basic\s{{1,3}})"
+        r"(?=[A-Za-z]{0,200}[0-9+/=._-])(?!AWS4)([A-Za-z0-9._~+/=-]{16,})"
+        r"|(?i:aws4-hmac-sha256\s.{0,400}?signature=)([0-9a-fA-F]{64})",
     ),
     SecretShape(
         "signed address",
         ("signature=", "sig=", "token="),
         r"(?i:[?&](?:x-(?:amz|goog)-(?:signature|security-token)|signature|sig|(?:access_)?token)=)([^\s&\"'<>]{6,})",
     ),
-    SecretShape(
-        "password or key",
-        ("passw", "passphrase", "api_key", "apikey", "api-key", "secret", "access_key", "access-key", "accesskey",
-         "accountkey", "account_key", "auth_token", "access_token", "private_key", "connection_string", "sharedaccess"),
-        r"(?i:(?:passw(?:or)?d|passphrase|api[_-]?key|secret(?:[_-]?(?:access[_-]?)?key)?|access[_-]?key|account_?key"
-        rf"|auth_?token|access_?token|private_?key|shared_?access_?(?:key|signature)){_ASSIGNED}{_NO_VALUE})({_VALUE}{{6,}})",
+    SecretShape(  # name=value of a shell, 'name': 'value' of Python and JSON, name: value of YAML, name ..... value
+        "value of a secret's name", _NAMING, rf"{_BEFORE_NAME}{_NAME}{_ASSIGNED}", after_name="field"
     ),
-    SecretShape(  # NAME=value of a shell, 'NAME': 'value' of an environment that is printed, NAME: value of a table
-        "variable of a secret's name",
-        ("TOKEN", "SECRET", "KEY", "PASS", "PWD", "PAT", "DSN", "SAS", "AUTH", "CRED", "COOKIE", "WEBHOOK", "JWT",
-         "CONNECTION_STRING", "CONNSTR", "_PW", "PSK", "BEARER"),
-        rf"(?<![A-Za-z0-9_])(?P<name>[A-Z][A-Z0-9_]{{2,60}})(?:=|\s=\s|[\"']\]?\s?[:=]\s?|:\s{{1,3}})(?:b?[\"'])?(?i:{_NO_VALUE})"
-        rf"({_VALUE}{{6,}})",
+    SecretShape(  # ('NAME', 'value'), | name | value |
+        "value beside a secret's name",
+        tuple(
+            stem + sign
+            for stem in (*_STEMS, "password", "passwd", "passphrase", "secret", "credential", "credentials")
+            for sign in ("',", "\",", " |", "  ", " \u2502", " \u2503")
+        ),
+        rf"{_BEFORE_NAME}{_NAME}(?:{_QUOTE},\s{{0,3}}(?=b?[\"'])|\s{{1,60}}(?:\||[^\x00-\x7f]{{1,3}})\s{{1,60}})",
+        after_name="list",
+    ),
+    SecretShape(
+        "query of an address",
+        ("token=", "key=", "auth=", "password=", "passwd=", "pass=", "pwd=", "secret=", "sas="),
+        r"(?<=[?&])(?P<name>[A-Za-z_][A-Za-z0-9_.-]{1,60})=",
+        after_name="option",
+    ),
+    SecretShape(
+        "variable that is set",
+        ("setenv ", "putenv ", "ENV ", "ARG ", "set -", "config set ", "configure set ", "config -", "configure -"),
+        r"(?i:\b(?:setenv|putenv|env|arg|set\s-[a-z]{1,3}|config(?:ure)?(?:\s--?[a-z]{1,20})?\sset)\s{1,3})"
+        r"(?P<name>[A-Za-z_][A-Za-z0-9_.-]{1,60})\s{1,3}(?![=:])",
+        after_name="field",
     ),
     SecretShape(
         "header of a request",
-        ("-token", "-key", "-secret", "-auth", "cookie"),
+        ("-token", "-key", "-secret", "-auth", "cookie", "curl"),
         r"(?i:(?<![a-z0-9_-])(?:x-(?:[a-z0-9]{1,20}-){0,4}(?:token|key|secret|auth)|(?:private|job|deploy|subscription)-(?:token|key)"
-        rf"|(?:set-)?cookie)[\"']?:\s{{0,3}}[\"']?{_NO_VALUE})([^\s\"'<>]{{8,}})",
+        rf")[\"']?:\s{{0,3}}[\"']?{_NO_VALUE})([^\s\"'<>]{{8,}})"
+        r"|(?i:\b(?:set-)?cookie[\"']?:\s{0,3}[\"']?)([\w.-]{1,60}=[^\"'\n]{6,})"
+        r"|\bcurl\s(?:.{0,300}?\s)?(?:-b|--cookie)(?:\s{1,3}|=)[\"']?(\w{1,60}=[^\"'\s]{6,})",
     ),
     SecretShape(
         "option of a command",
-        ("-pass", "-pwd", "-token", "-secret", "-key", "-auth", "-cred", "-pat", "-cookie", "-dsn", "-webhook"),
-        rf"(?<![A-Za-z0-9_-])--?(?P<name>[a-z][a-z0-9_-]{{2,60}})(?:=|\s{{1,3}})[\"']?(?i:{_NO_VALUE})(?!-)({_VALUE}{{4,}})",
+        ("-pass", "-pwd", "-token", "-secret", "-key", "-auth", "-cred", "-pat", "-cookie", "-dsn", "-webhook", "-sas",
+         "-oauth", "-bearer", "-api", "_secret", "_passw", "_creds", ".secret", ".passw",
+         *(f"{sign}{stem}{end}" for sign in "_.-" for stem in _STEMS for end in " ='\"")),
+        rf"(?<![A-Za-z0-9_-])--?(?P<name>[A-Za-z][A-Za-z0-9_.-]{{1,60}})(?:=|\s{{1,3}}|{_QUOTE},\s{{0,3}}(?=b?[\"']))",
+        after_name="option",
     ),
-    SecretShape(  # curl -u, http -a: what follows the user's name
+    SecretShape(  # what follows the user's name, or a letter
         "user and password of a command",
-        ("curl", "wget", "http", "sshpass", "docker", "mysql", "ldap", "smbclient", "lftp", "svn"),
+        ("curl", "wget", "http ", "https ", "sshpass", "docker", "podman", "nerdctl", "helm ", "mysql", "mariadb",
+         "ldap", "smbclient", "lftp", "redis-cli", "wandb login", "wandb.login", "az login", "mongo", "openssl", "7z",
+         "zip -p", "-creds", "vault login", "password-stdin", "sudo -s", "kinit", "rclone"),
         r"\b(?:curl|https?|smbclient|lftp|wget)\b.{0,300}?\s(?:-u|-U|-a|--user|--proxy-user|--auth)(?:\s{1,3}|=)[\"']?"
-        r"[^\s:%\"']{1,100}[:%](?![$<])([^\s\"']{1,200})"
+        r"[^\s:%,\"']{1,100}[:%,](?![$<])([^\s\"']{1,200})"
+        r"|--(?:src-|dest-)?creds(?:\s{1,3}|=)[\"']?[^\s:\"']{1,100}:(?![$<])([^\s\"']{1,200})"
         r"|\bsshpass\s{1,3}-p\s{0,3}[\"']?(?![$<])([^\s\"']{1,200})"
-        r"|\bdocker\s{1,3}login\s.{0,200}?-p\s{1,3}[\"']?(?![$<])([^\s\"']{1,200})"
-        r"|\bmysql[a-z]{0,10}\s.{0,200}?\s-p(?![$<])([^\s\"']{3,200})"
-        r"|\bldap[a-z]{1,10}\s.{0,300}?\s-w\s{1,3}[\"']?(?![$<])([^\s\"']{1,200})",
+        r"|\b(?:docker|podman|nerdctl|helm|az)\s{1,3}(?:registry\s{1,3})?login\s(?:.{0,200}?\s)?-p\s{1,3}[\"']?(?![$<])([^\s\"']{1,200})"
+        r"|\becho\s{1,3}(?:-n\s{1,3})?[\"']?(?![$<])([^\s\"'|$]{4,400})[\"']?\s{0,3}\|\s{0,3}"
+        r"(?:(?:docker|podman|helm|skopeo|crane|oras)\s.{0,200}?--password-stdin|sudo\s{1,3}-S|kinit)"
+        r"|\b(?:mysql|mariadb)[a-z-]{0,10}\s(?:.{0,200}?\s)?-p(?![$<])([^\s\"']{3,200})"
+        r"|\bmongo[a-z]{0,10}\s.{0,200}?-p\s{1,3}[\"']?(?![$<])([^\s\"']{1,200})"
+        r"|\bredis-cli\s(?:.{0,200}?\s)?-a\s{1,3}[\"']?(?![$<])([^\s\"']{1,200})"
+        r"|\bldap[a-z]{1,10}\s.{0,300}?\s-w\s{1,3}[\"']?(?![$<])([^\s\"']{1,200})"
+        r"|\bwandb\s{1,3}login\s(?:.{0,200}?\s)?[\"']?([0-9a-f]{40})(?![0-9a-f])"
+        r"|\bwandb\.login\(.{0,200}?\bkey\s?=\s?[\"']([^\"'\s]{8,400})"
+        r"|\bvault\s{1,3}login\s{1,3}(?![-$<])([^\s\"']{8,400})"
+        r"|\bopenssl\s.{0,300}?\s-(?:pass(?:in|out)?\s{1,3}[\"']?pass:|k\s{1,3}[\"']?)(?![$<])([^\s\"']{1,200})"
+        r"|\b7z[a-z]?\s(?:.{0,200}?\s)?-p(?![$<])([^\s\"']{3,200})"
+        r"|\b(?-i:zip)\s(?:.{0,200}?\s)?-P\s{1,3}[\"']?(?![$<])([^\s\"']{1,200})"
+        r"|\brclone\s{1,3}(?:obscure\s{1,3}(?![-$<])([^\s\"']{4,400})"
+        r"|config\s{1,3}(?:create|update)\s.{0,200}?\b(?:pass|password|secret_access_key|token|key)[\s=]{1,3}[\"']?(?![$<])([^\s\"']{4,400}))",
+    ),
+    SecretShape(
+        "API key",
+        ("username", "gocspx-"),
+        r"[\"']username[\"']\s?:\s?[\"'][^\"']{1,100}[\"'],\s?[\"']key[\"']\s?:\s?[\"']([0-9a-f]{32})[\"']|GOCSPX-[A-Za-z0-9_-]{20,}",
     ),
     SecretShape(
         "password of a netrc file",
@@ -233,4 +356,4 @@ def is_secret(name: str, value: str) -> bool:
     return not is_plain(value) or ("webhook" in name.lower() and "://" in value)  # whose address is the secret
 
 
-_PRIVATE_KEY = r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY"
+_PRIVATE_KEY = r"-{4,5} ?BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY"

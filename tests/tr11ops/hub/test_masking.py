@@ -86,6 +86,17 @@ def test_a_private_key_is_masked_with_lines_of_others_between(prefix):
     assert shown.count(step) == 2 and shown.endswith(b"the end\n") and b"BEGIN RSA" in shown
 
 
+@pytest.mark.parametrize("name", [b"OPENSSH ", b"EC ", b"ENCRYPTED ", b""])
+@pytest.mark.parametrize(("before", "after"), [(b"-----", b"-----"), (b"---- ", b" ----")])
+def test_a_private_key_of_any_kind_is_masked(name, before, after):
+    """The second form is that of SSH2."""
+    word = name + b"PRIVATE " + b"KEY"
+    shown = masked(
+        b"\n".join([before + b"BEGIN " + word + after, *BODY, before + b"END " + word + after, b"the end\n"])
+    )
+    assert not any(line in shown for line in BODY) and shown.endswith(b"the end\n")
+
+
 def test_a_private_key_on_one_line_is_masked():
     shown = masked(b'{"private_key": "' + PEM.replace(b"\n", rb"\n") + b'", "id": "kept"}\n')
     assert not any(line in shown for line in BODY) and b"kept" in shown

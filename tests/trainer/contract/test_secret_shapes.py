@@ -11,15 +11,18 @@ from typing import Any
 
 import pytest
 
-from tests.plugins.planted_secrets import HARMLESS, planted
+from tests.plugins import planted_secrets, secrets_in_context
 from tr11ops.base import redact as messages
 from tr11ops.base.redact import redact
 from tr11ops.hub.masking import Masks, MaskSearch
+from trainer.contract import secret_names, secret_shapes
 from trainer.contract.secret_names import is_plain, is_secret_name, reference_of
 from trainer.contract.secret_shapes import RULES_FILE, all_shapes, has_secret, is_secret
 
 REPEATS = (codes.MAX_REPEAT, codes.MIN_REPEAT, codes.POSSESSIVE_REPEAT)
 WITHOUT_WIDTH = (codes.AT, codes.ASSERT, codes.ASSERT_NOT)
+PLANTED = planted_secrets.planted() + secrets_in_context.planted()
+HARMLESS = planted_secrets.HARMLESS + secrets_in_context.HARMLESS
 
 
 def published(line: str) -> str:
@@ -29,13 +32,13 @@ def published(line: str) -> str:
     return Masks(masks).over(data, 0).decode()
 
 
-@pytest.mark.parametrize(("line", "secret"), planted())
+@pytest.mark.parametrize(("line", "secret"), PLANTED)
 def test_a_secret_is_never_published_nor_said(line: str, secret: str) -> None:
     for shown in (published(line), redact(line)):
         assert not [secret[at : at + 8] for at in range(len(secret) - 7) if secret[at : at + 8] in shown]
 
 
-@pytest.mark.parametrize(("line", "secret"), planted())
+@pytest.mark.parametrize(("line", "secret"), PLANTED)
 def test_a_secret_in_a_card_is_known(line: str, secret: str) -> None:
     only_a_user = f"://{secret}@" in line  # many addresses have no more than a user's name
     assert has_secret(line) or only_a_user
@@ -59,7 +62,8 @@ SECRET_NAMES = (
 HARMLESS_NAMES = (
     "TOKENIZERS_PARALLELISM SSH_AUTH_SOCK NCCL_IB_PKEY HF_TOKEN_PATH PGPASSFILE GOOGLE_APPLICATION_CREDENTIALS_FILE "
     "MAX_TOKENS KEYBOARD MONKEY COMPASS BYPASS OLDPWD NCCL_SOCKET_IFNAME CUDA_VISIBLE_DEVICES PATH LD_LIBRARY_PATH "
-    "PASSES HF_HOME endpoint_url requests_timeout TOKENIZER_PATH patience patch_size author authority keypoints"
+    "EOS_TOKEN pad_token_id num_key_value_heads query_key_value CACHE_KEY forward_pass secretName token_env "
+    "NoCredentialsError PASSES HF_HOME endpoint_url requests_timeout TOKENIZER_PATH patience patch_size author authority keypoints"
 ).split()
 
 
@@ -73,6 +77,12 @@ def test_a_name_is_judged_by_its_words(name: str) -> None:
 def test_a_name_of_other_words_is_no_secrets(name: str) -> None:
     assert not is_secret_name(name) and not is_secret(name, "hunter2")
     assert is_secret(name, "https://me:hunter2@host/") and is_secret(name, "hf_" + "aB3dE5fG7hI9jK1lM3nO5pQ7rS9t")
+
+
+def test_a_name_that_is_found_in_a_value_is_looked_at_too() -> None:
+    assert published('arguments=\'{"hf_token": "xaB3dE5fG7h", "a": 1}\'').count("*") == len("xaB3dE5fG7h")
+    assert published("token='hello', password=hunter2, api_key=x1y2z3a4").count("*") == len("hunter2" + "x1y2z3a4")
+    assert published("password=token=hunter2, eos_token=</s>") == "password=" + "*" * 13 + ", eos_token=</s>\n"
 
 
 def test_what_can_be_no_secret_and_what_refers_to_one() -> None:
@@ -115,6 +125,11 @@ def test_the_count_sees_what_is_quadratic(pattern: str) -> None:
 def test_no_search_for_a_secret_takes_more_steps_than_the_text_has_places(shape: Any) -> None:
     assert list(repeats_without_a_bound(parser.parse(shape.pattern, re.ASCII))) == []
     assert shape.in_text.groups == shape.in_bytes.groups and all(shape.words)
+
+
+def test_nor_the_look_at_what_stands_beside_a_name() -> None:
+    for shape in secret_shapes._VALUE.replace(secret_shapes._SIGN, "a"), secret_names._SAID, secret_names._WORDY:
+        assert list(repeats_without_a_bound(parser.parse(shape, re.ASCII))) == []
 
 
 @pytest.mark.parametrize("name", ["_TOKEN", "_KEY", "_HEADER", "_FIELD", "_USER_INFO", "_QUERY"])
