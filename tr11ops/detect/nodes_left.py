@@ -57,11 +57,12 @@ def spare_nodes(snapshot: Snapshot) -> tuple[int, bool]:
 
     Of that one only nodes count that can still be used: neither gone, nor silent, nor found bad by one of its launches.
     """
-    training, job = snapshot.run.nodes, next(iter(snapshot.active_jobs), None)
-    if training is None:
-        return 0, False
+    job = next(iter(snapshot.active_jobs), None)
     if job is None or not job.nodes:
-        return max(0, (needed_nodes(snapshot) or 0) - training), False
+        return max(0, (needed_nodes(snapshot) or 0) - (snapshot.run.nodes or 0)), False
+    training = snapshot.run.trains_on or snapshot.run.nodes
+    if training is None:
+        return 0, True
     lost = {node.name for node in known(snapshot.nodes, ()) if node.is_gone or node.is_silent}
     bad = {node for end in known(snapshot.training.launch_ends, ()) if end.job_id == job.raw_id for node in end.blamed}
     return max(0, len(set(job.nodes) - lost - bad) - training), True

@@ -5,9 +5,10 @@ Nothing here raises for what could not be seen: that is `Unknown`, with its reas
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec.structs import replace
 
@@ -23,7 +24,7 @@ from tr11ops.observe.mounted import why_unmounted
 from tr11ops.observe.operation import OperationObservations
 from tr11ops.observe.operation_files import operation_facts, see_operation
 from tr11ops.observe.ownership import Ownership, without_unclear
-from tr11ops.observe.snapshot import RunFacts, Snapshot
+from tr11ops.observe.snapshot import Attempt, RunFacts, Snapshot, newest_attempt
 from tr11ops.observe.training import LaunchEnd, Readmission, TrainingObservations
 from tr11ops.observe.training_files import see_training, training_facts
 from tr11ops.rundir.action_log import DAY_SECONDS, replay
@@ -34,6 +35,7 @@ from tr11ops.rundir.kill_switch import place_fault
 from tr11ops.rundir.paths import RunDirectory, Submission
 from tr11ops.rundir.state_files import find_damage
 from trainer.contract.origin import Origin
+from trainer.contract.paths import RunPaths
 from trainer.contract.resumable import ResumeNeed
 
 if TYPE_CHECKING:
@@ -107,7 +109,7 @@ def observe(
     training = see_training(paths, attempts)
     return Snapshot(
         time=moment.time,
-        run=facts,
+        run=_as_launched(paths, facts, living, known(attempts, ())),
         scheduler=name,
         jobs=mine,
         nodes=nodes,
@@ -130,6 +132,37 @@ def observe(
         training=training,
         operation=operation,
     )
+
+
+def _as_launched(paths: RunPaths, facts: RunFacts, living: Collection[str], attempts: Sequence[Attempt]) -> RunFacts:
+    """The facts with what the running attempt goes by, which is not what stands in the card since it was launched."""
+    newest = newest_attempt(attempts)
+    if newest is None or newest.job_id not in living:
+        return facts
+    card = files.read_details(paths.attempt(newest.job_id) / "card.json")
+    if not card:
+        return facts  # it cannot be read, or is being written: the present card is the best guess
+    training = replace(
+        facts.training,
+        log_interval=int(_amount(card, "logging", "interval") or facts.training.log_interval),
+        checkpoint_minutes=_amount(card, "checkpoint", "interval_minutes"),
+    )
+    interval, nodes = _amount(card, "checkpoint", "interval"), _amount(card, "slurm", "nodes")
+    return replace(
+        facts,
+        trains_on=None if nodes is None else int(nodes),
+        checkpoint_interval=facts.checkpoint_interval if interval is None else int(interval),
+        training=training,
+    )
+
+
+def _amount(card: Mapping[str, Any], table: str, key: str) -> float | None:
+    """A number above zero in a card as it was written for the trainer; None where there is none."""
+    keys = card.get(table)
+    value = keys.get(key) if isinstance(keys, dict) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if 0 < value < math.inf else None
 
 
 def unseen(facts: RunFacts, moment: Moment, why: Unknown) -> Snapshot:

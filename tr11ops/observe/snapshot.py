@@ -41,7 +41,8 @@ class RunFacts(Record, dict=True):
 
     `card` is the card as it was typed, `source` what stands in it. `time_limit` of a job in seconds.
     `total_iterations` counts from the card's samples and batch ramp. `need`: what the run needs of a checkpoint that
-    it resumes from.
+    it resumes from. Of a running attempt `trains_on` is the number of nodes, None where that is not known; that and how
+    often it saves and logs are as the card was when it was launched, which it goes by.
     """
 
     name: str
@@ -50,6 +51,7 @@ class RunFacts(Record, dict=True):
     kill_switch: Path
     card: str = ""
     nodes: int | None = None
+    trains_on: int | None = None
     total_iterations: int | None = None
     checkpoint_interval: int | None = None
     time_limit: float | None = None

@@ -120,12 +120,13 @@ def _launch_nodes(directory: RunDirectory, snapshot: Snapshot) -> Observed[tuple
 
 
 def node_use(snapshot: Snapshot, extra: ExtraObservations) -> NodeUse | None:
-    """None where the jobs are unknown. Without a launch on record the card's number of nodes is taken to train."""
+    """None where the jobs are unknown. Without a launch on record as many train as its card says."""
     if isinstance(snapshot.jobs, Unknown):
         return None
     held = {node for job in snapshot.active_jobs for node in job.nodes}
     launch = known(extra.launch_nodes, None)
-    used = len(held & set(launch)) if launch is not None else min(len(held), snapshot.run.nodes or len(held))
+    training = snapshot.run.trains_on or snapshot.run.nodes or len(held)
+    used = len(held & set(launch)) if launch is not None else min(len(held), training)
     excluded = None if isinstance(snapshot.exclusions, Unknown) else snapshot.exclusions
     # a node that was found bad in this allocation is held, but is no spare
     bad = {entry.node for entry in excluded or ()} | bad_nodes(snapshot).keys()

@@ -18,6 +18,7 @@ from tr11ops.base.errors import SchedulerError, SchedulerUnreachable
 from tr11ops.base.observed import Unknown, known
 from tr11ops.cluster.base import BatchRequest, Job, JobState, Node
 from tr11ops.cluster.local import LocalScheduler
+from tr11ops.detect.nodes_left import spare_nodes
 from tr11ops.detect.registry import detect_all
 from tr11ops.observe.files import read_kill_switch
 from tr11ops.observe.look import observe
@@ -91,6 +92,29 @@ def test_a_whole_run_directory(directory: RunDirectory) -> None:
     ]
     assert seen.kill_switch is None
     assert judge(seen, detect_all(seen)).word is VerdictWord.HEALTHY
+
+
+def test_a_running_attempt_goes_by_the_card_that_it_was_launched_with(directory: RunDirectory) -> None:
+    """The card's file may be another one by now: it says what the next attempt will do."""
+    own = {"checkpoint": {"interval": 500, "interval_minutes": 30}, "logging": {"interval": 5}, "slurm": {"nodes": 40}}
+    held = tuple(f"n{number:02d}" for number in range(1, 51))
+    job = running(job_id="1000_2", raw_id="1002", comment=directory.comment(fill(directory).tag), nodes=held)
+    path = directory.paths.attempt("1002") / "card.json"
+    for written, expected in (
+        (own, (500, 30, 5, 40, 48)),
+        ({**own, "checkpoint": {"interval": "often"}, "slurm": []}, (100, None, 5, None, 48)),
+        (None, (100, None, 1, None, 48)),
+    ):
+        path.unlink(missing_ok=True)
+        if written is not None:
+            write_json(path, written)
+        seen = look(directory, Answers((job,)))
+        run = seen.run
+        found = (run.checkpoint_interval, run.training.checkpoint_minutes, run.training.log_interval, run.trains_on)
+        assert (*found, run.nodes) == expected
+        assert spare_nodes(seen) == (10 if written is own else 2, True)
+    write_json(path, own)
+    assert look(directory, Answers()).run.checkpoint_interval == 100, "nothing runs"
 
 
 def test_an_empty_run_directory_is_down_a_missing_one_unknown(directory: RunDirectory) -> None:
