@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tr11ops.diagnose.attribution.weights import read_weights
-from tr11ops.diagnose.signature import FaultClass, NextStep, NodeBlame, Restart, Role
+from tr11ops.diagnose.signature import FaultClass, NextStep, NodeBlame, Proof, Restart, Role
 from trainer.contract.record import Record
 
 FILE = Path(__file__).with_name("answers.toml")
@@ -52,7 +52,8 @@ class Signs(Record):
     link of which neither is named by more. `silent_rank`: the one that did not come to a collective. `lone_node`: whose
     machine alone is not in order. `trained`: whether this launch made steps. `runs_on`: whether the log's last line is
     a whole step. `times`: launches in a row that this fault ended at this step.
-    `missing`: what would tell whether it comes again, where the log does not.
+    `missing`: what would tell whether it comes again, where the log does not. `proof`: why the line itself condemns the
+    node that it names; None where that is only a suspect.
     """
 
     role: Role | None = None
@@ -67,6 +68,7 @@ class Signs(Record):
     times: int = 1
     signature: str = ""
     missing: str = ""
+    proof: Proof | None = None
 
 
 class Accused(Record):
@@ -288,8 +290,7 @@ def _a_node(end: EndFacts, place: Place) -> Accused | None:
         return _accused(Culprit.NODE, "suspect", end.sure, (end.signs.lone_node,))
     if end.step is NextStep.EXCLUDE_AND_RESUBMIT and nodes:
         is_gpus = end.fault is FaultClass.GPU_HARDWARE and place.gpu is not None
-        is_proof = end.signs.blame is NodeBlame.NODE and end.fault is not FaultClass.NCCL_NETWORK  # a link has two ends
-        rule = "hardware" if is_proof else "suspect"
+        rule = "suspect" if end.signs.proof is None else "hardware"
         return _accused(Culprit.GPU if is_gpus else Culprit.NODE, rule, end.sure, nodes, place)
     if end.step is NextStep.EXCLUDE_AND_RESUBMIT:
         return _accused(Culprit.UNKNOWN, "unnamed", end.sure)

@@ -15,11 +15,13 @@ FOLDER = Path(__file__).parent / "signatures"
 _KEYS = frozenset(
     {
         "id", "pattern", "role", "class", "action", "node", "confidence", "meaning", "source", "lasting", "own",
-        "restart", "ordered", "helps", "match", "no_match",
+        "restart", "ordered", "helps", "proof", "match", "no_match",
     }
 )  # fmt: skip
 _LOOKUP_KEYS = frozenset({"id", "pattern", "source", "example", "no_match", "group"})
-_GROUP_KEYS = frozenset({"role", "class", "action", "node", "confidence", "helps", "meaning", "codes", "others"})
+_GROUP_KEYS = frozenset(
+    {"role", "class", "action", "node", "confidence", "helps", "proof", "meaning", "codes", "others"}
+)
 
 
 @cache

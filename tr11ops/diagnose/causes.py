@@ -8,7 +8,7 @@ order of the scheduler or of a person is the cause unless something had failed b
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -18,12 +18,13 @@ from tr11ops.diagnose.attribution.log_evidence import evidence_of
 from tr11ops.diagnose.diagnosis import Diagnosis, QuotedLine
 from tr11ops.diagnose.file_servers import BACK, helps_where_dropped
 from tr11ops.diagnose.harmless import without_habits
+from tr11ops.diagnose.hosts import OddHost, machines_of, odd_host
 from tr11ops.diagnose.numbers import Unhealthy, judge_data, judge_steps
 from tr11ops.diagnose.peers import SETTINGS, lone_node, most_named_peer
 from tr11ops.diagnose.places import LaunchPlaces
 from tr11ops.diagnose.roots import CLEAR, KERNELS, STRONG, Candidates, candidates_of, is_before, root_of
 from tr11ops.diagnose.sighting import LogLaunch, Sighting, WorkerFailure
-from tr11ops.diagnose.signature import FaultClass, FaultSignature, NextStep, NodeBlame, Restart, Role
+from tr11ops.diagnose.signature import FaultClass, FaultSignature, NextStep, NodeBlame, Proof, Restart, Role
 from tr11ops.diagnose.silence import with_silence
 from tr11ops.diagnose.starts import explained
 from tr11ops.diagnose.topics import FAMILY as TOPICS
@@ -38,6 +39,8 @@ NEAR = 1  # steps: the one in which it fails is logged, or just not
 SILENT = 3  # lines of the watchdog in a row that say that the job runs, and no step
 CAUTIOUS = 0.9  # the most where a signature alone does not prove its class
 MANY_NODES = 3
+TELLING = 0.3  # the least of a warning that may be all that is known
+_OF_MACHINES = frozenset({FaultClass.GPU_HARDWARE, FaultClass.HOST_OOM, FaultClass.SLURM_NODE_FAIL})
 MILD = 0.5  # the most for a line that calls itself a warning
 AFTER_THE_END = 0.85  # the most for what fails once the training has come to its end, or may be of two classes
 _LOADER = "dataloader-worker"
@@ -53,6 +56,15 @@ _CONTAINER = "container-start"
 _NOT_STARTED = "slurm-launch"
 _ABSENT = "flight-recorder-missing"
 _SCHEDULERS = frozenset({"slurm", "slurm_reasons", "ray", "kubernetes"})
+_OF_A_PROGRAM = frozenset({FaultClass.USER_CODE, FaultClass.UNKNOWN})
+_OF_PEERS = frozenset({FaultClass.NCCL_NETWORK, FaultClass.NCCL_TIMEOUT, FaultClass.RENDEZVOUS})
+_OF_AN_ODD_HOST = _OF_PEERS | {
+    FaultClass.STORAGE,
+    FaultClass.DATALOADER,
+    FaultClass.GPU_HARDWARE,
+    FaultClass.SLURM_AUTH,
+}
+ALONE = 0.75  # the most where only one host's words, and no error, tell of what kind it is
 ONE_OF_MANY = 0.7  # the most for a node of which nothing else is known than that its container alone did not start
 _OF_THE_MACHINE = frozenset({FaultClass.STORAGE, FaultClass.HOST_OOM, FaultClass.GCS, FaultClass.CUDA_OOM})
 _SMALL_SHM = "shm-small"
@@ -71,6 +83,10 @@ def judge(launches: Sequence[LogLaunch], earlier: Sequence[LogLaunch] = ()) -> D
     found = _judge(merged, candidates_of(launches), places)
     if found.fault is FaultClass.UNKNOWN and found.root_cause is not None and found.confidence < STRONG:
         found = _printed_early(merged, places) or found
+    odd = odd_host(merged.heads)
+    if odd is not None:
+        found = _with_odd_host(found, odd, merged)
+    found = _on_machines(found, machines_of(merged.heads))
     helps = found.signs.helps
     if helps is None and _has_too_little_shared_memory(found, merged):
         helps = Restart.CHANGE
@@ -82,6 +98,56 @@ def judge(launches: Sequence[LogLaunch], earlier: Sequence[LogLaunch] = ()) -> D
         times=_times(merged, earlier),
     )
     return replace(found, number=merged.number, log_evidence=evidence_of(merged, places), signs=signs)
+
+
+def _on_machines(found: Diagnosis, machines: Mapping[str, str]) -> Diagnosis:
+    """The diagnosis with the names of machines in place of their addresses and of the pods that ran on them."""
+    if not machines:
+        return found
+    root, signs = found.root_cause, found.signs
+    if root is not None and root.node is not None:
+        root = replace(root, node=machines.get(root.node, root.node))
+    if signs.peer is not None:
+        signs = replace(signs, peer=machines.get(signs.peer, signs.peer))
+    if signs.lone_node is not None:
+        signs = replace(signs, lone_node=machines.get(signs.lone_node, signs.lone_node))
+    return replace(found, root_cause=root, signs=signs)
+
+
+def _with_odd_host(found: Diagnosis, odd: OddHost, launch: LogLaunch) -> Diagnosis:
+    """The diagnosis in the light of the one host that alone said, before the first step, that something is missing."""
+    line = QuotedLine(odd.file, odd.line_number, odd.text, node=odd.host, meaning="this host alone says so")
+    root, signs = found.root_cause, found.signs
+    if root is None and found.fault is FaultClass.UNKNOWN and launch.progress is None:
+        why = f"Only {odd.host} says so, of all hosts that print such a line, and nothing was trained."
+        alone = replace(signs, lone_node=odd.host)
+        return replace(
+            found, fault=odd.fault, step=NextStep.PAGE, confidence=ALONE, root_cause=line, explanation=why, signs=alone
+        )
+    if root is None or not _may_be_of_odd_host(found, odd, launch):
+        return found
+    fault, step = found.fault, found.step
+    if fault in _OF_A_PROGRAM and odd.fault is not FaultClass.UNKNOWN:
+        fault = odd.fault
+    if step in {NextStep.FIX_CONFIG, NextStep.FIX_STORAGE}:
+        step = NextStep.PAGE
+    alone = replace(signs, lone_node=odd.host, helps=None)
+    confidence = found.confidence if fault is found.fault else min(found.confidence, ALONE)
+    return replace(found, fault=fault, step=step, confidence=confidence, signs=alone, evidence=(line, *found.evidence))
+
+
+def _may_be_of_odd_host(found: Diagnosis, odd: OddHost, launch: LogLaunch) -> bool:
+    """Whether what ended it may come of what that host lacks: it is of that host, or of none, and of such a kind."""
+    signs, root = found.signs, found.root_cause
+    if root is None or signs.peer is not None or signs.lone_node is not None or found.step is NextStep.NONE:
+        return False
+    if found.fault not in _OF_A_PROGRAM | _OF_AN_ODD_HOST or found.step is NextStep.EXCLUDE_AND_RESUBMIT:
+        return False
+    is_its = root.node == odd.host and not root.is_guess
+    is_same_kind = found.fault is odd.fault
+    if launch.progress is not None:
+        return is_its and is_same_kind
+    return is_its or (root.node is None and (is_same_kind or found.fault in _OF_PEERS))
 
 
 def _has_too_little_shared_memory(found: Diagnosis, launch: LogLaunch) -> bool:
@@ -184,6 +250,7 @@ def merged_launch(launches: Sequence[LogLaunch]) -> LogLaunch:
     together.sightings = [one for launch in launches for one in launch.sightings]
     together.said_hosts = {host for launch in launches for host in launch.said_hosts}
     together.reports = [report for launch in launches for report in launch.reports]
+    together.heads = tuple(head for launch in launches for head in launch.heads)
     together.progress, together.steps = main.progress, main.steps
     together.last_line, together.is_cut = main.last_line, main.is_cut
     for launch in launches:
@@ -294,9 +361,17 @@ def _of_root(root: Sighting, launch: LogLaunch, found: Candidates, places: Launc
             silent_rank,
             lone,
             signature=root.signature.id,
+            proof=_proof(root, signature),
             missing=what_is_missing(root.signature.fault, root.progress is not None, waits),
         ),
     )
+
+
+def _proof(root: Sighting, signature: FaultSignature) -> Proof | None:
+    """Why the line condemns its node; a link has two ends, and what is told mildly is no proof."""
+    if root.is_mild or signature.fault is FaultClass.NCCL_NETWORK:
+        return None
+    return signature.proof
 
 
 def _helps(
@@ -514,6 +589,13 @@ def _nothing(launch: LogLaunch, found: Candidates, places: LaunchPlaces) -> Diag
         root = places.quoted(found.consequences[0])
         why = f"The processes were told to go, and no line says by whom.{done}"
         return Diagnosis(FaultClass.UNKNOWN, NextStep.RESUBMIT, 0.5, root, evidence, (), 0, why, launch.label)
+    warned = _last_warning(launch, found)
+    if warned is not None and not untold:
+        why = f"{_sentence(warned)} Nothing else says why it ended.{done}"
+        return Diagnosis(
+            warned.signature.fault, NextStep.PAGE, MILD, places.quoted(warned), evidence, (), 0, why, launch.label,
+            signs=Signs(warned.signature.role, warned.signature.blame, signature=warned.signature.id),
+        )  # fmt: skip
     if untold:
         why = f"This line says that something failed, and nothing that is known.{done}"
         return Diagnosis(FaultClass.UNKNOWN, NextStep.PAGE, 0.45, untold[0], evidence, (), 0, why, launch.label)
@@ -521,6 +603,23 @@ def _nothing(launch: LogLaunch, found: Candidates, places: LaunchPlaces) -> Diag
         FaultClass.UNKNOWN, NextStep.NONE, 0.6, None, evidence, (), 0,
         f"Nothing in this log says that anything went wrong.{done}", launch.label,
     )  # fmt: skip
+
+
+def _last_warning(launch: LogLaunch, found: Candidates) -> Sighting | None:
+    """The first warning of a known kind that came after the last step of a launch that did not come to its last one."""
+    last = launch.progress
+    if last is not None and last.is_last:
+        return None
+    below = 0 if last is None else last.line_number
+    told = [
+        one
+        for one in found.warnings
+        if one.signature.confidence >= TELLING
+        and one.signature.fault in _OF_MACHINES
+        and (one.file != launch.file or one.line_number > below)
+        and not one.is_retried
+    ]
+    return told[0] if told else None
 
 
 def _by_last_step(

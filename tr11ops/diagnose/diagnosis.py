@@ -108,7 +108,11 @@ class Diagnosis(Record):
     @property
     def action(self) -> NextStep:
         """The step to take, as whether a restart helps has it."""
-        return AGREED.get((self.step, self.restart.answer), self.step)
+        step = AGREED.get((self.step, self.restart.answer), self.step)
+        accused = self.accused
+        if step is NextStep.EXCLUDE_AND_RESUBMIT and accused.nodes and not accused.is_proved:
+            return NextStep.RESUBMIT  # one log's word makes a suspect, and no sentence
+        return step
 
     def document(self) -> Mapping[str, Any]:
         """For --json."""

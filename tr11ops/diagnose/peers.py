@@ -23,7 +23,9 @@ FEWEST_OTHERS = 2  # nodes that agree, before a third one is the odd one
 _ODD_FAULTS = frozenset({FaultClass.NCCL_NETWORK, FaultClass.RENDEZVOUS, FaultClass.USER_CODE})
 _UNLIMITED = "memlock-unlimited"
 _OF_LOCKED_MEMORY = re.compile(r"Cannot allocate memory|RLIMIT_MEMLOCK|max locked memory")
-_OWN_DISK = re.compile(r"/tmp\b|/local(?:_?scratch)?\b|/scratch_local\b|/nvme\w*/|/raid\d*/|\btmpfs\b")
+_OWN_DISK = re.compile(
+    r"/tmp\b|(?<![\w.-])/(?:run|var)/|/local(?:_?scratch)?\b|/scratch_local\b|/nvme\w*/|/raid\d*/|\btmpfs\b"
+)
 _OWN_MOUNT = re.compile(
     r"Transport endpoint is not connected|Errno 10[78]\b|Cannot send after transport endpoint shutdown"
 )

@@ -11,6 +11,7 @@ from tr11ops.base.errors import HostlistError
 from tr11ops.cluster.hostlist import expand
 from tr11ops.diagnose.attribution.names import NodeNames, without_interface
 from tr11ops.diagnose.diagnosis import QuotedLine
+from tr11ops.diagnose.hosts import hosts_in_columns, hosts_of_ranks
 from tr11ops.diagnose.sighting import LogLaunch, Sighting, WorkerFailure
 from tr11ops.diagnose.signature import Role
 from trainer.contract.record import Record
@@ -94,6 +95,7 @@ class LaunchPlaces:
         self._reports = [replace(report, host=self.host_of(report)) for report in reports]
         self._hosts = {node for one in launch.sightings if (node := _node_named(one)) is not None}
         self._hosts |= {report.host for report in self._reports if report.host} | set(launch.nodes)
+        self._hosts |= hosts_in_columns(launch.heads)
         self._hosts = {host for host in self._hosts if not is_this_machine(host)}
         self._of_rank: dict[int, str] = {}
         for report in self._reports:
@@ -106,6 +108,8 @@ class LaunchPlaces:
             node = self._own_node(one)
             if node and one.origin.rank is not None and "rank" not in one.named:  # that is of whom it speaks
                 self._of_rank.setdefault(one.origin.rank, node)
+        for rank, host in hosts_of_ranks(launch.heads).items():
+            self._of_rank.setdefault(rank, host)
         self._has_launcher = bool(reports) or any(
             one.origin.local_rank is not None or one.signature.id.startswith("elastic-") for one in launch.sightings
         )

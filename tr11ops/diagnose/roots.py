@@ -312,9 +312,11 @@ def _is_first(one: Sighting, others: Sequence[Sighting]) -> bool:
 
 def _end(found: Candidates, stop: Sighting | None) -> Sighting | None:
     """The clean end; None where it was one only because the job was told to go."""
-    end = found.ends[0] if found.ends else None
-    others = (found.causes, found.deaths, found.stops, found.symptoms, found.summaries)
-    if end is not None and end.signature.confidence < SURE_END:
+    sure = [one for one in found.ends if one.signature.confidence >= SURE_END]
+    end = next(iter([*sure, *found.ends]), None)
+    if end is not None and not sure:
+        missed = [one for one in found.symptoms if one.signature.confidence >= CLEAR or not is_before(end, one)]
+        others = (found.causes, found.deaths, found.stops, missed, found.summaries)
         return end if not any(others) else None
     if end is None or stop is None or stop.signature.fault not in _ORDERED_ENDS:
         return end

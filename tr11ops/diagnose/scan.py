@@ -11,8 +11,11 @@ from tr11ops.base.word_search import WordPresence
 from tr11ops.cluster.hostlist import expand
 from tr11ops.diagnose.elastic import HEADS, ReportReader
 from tr11ops.diagnose.gpu_memory import is_absurd, is_held_by_others
+from tr11ops.diagnose.hosts import Head
 from tr11ops.diagnose.lines import full_origin, plain, split_prefixes
 from tr11ops.diagnose.matcher import CandidateLine, Matcher, text_of
+from tr11ops.diagnose.nvlink import CODES as NVLINK_CODES
+from tr11ops.diagnose.nvlink import of_nvlink
 from tr11ops.diagnose.sighting import LogLaunch, ProgressMark, Sighting, TrainingStep
 from tr11ops.diagnose.signature import SURE_END, FaultSignature, Role
 from tr11ops.diagnose.topics import UNTOLD, of_exception, of_line
@@ -28,6 +31,7 @@ END_BYTES = 64 << 10
 LAST_BYTES, LAST_LINES = 8 << 10, 20  # in which the time of the end is sought
 FEW_WORDS = 3  # are sought one by one
 HEAD_BLOCKS, HEAD_BYTES = 4, 256 << 10  # where a trainer names itself before its first step
+HOSTS_BYTES = 48 << 10  # of a launch's begin, where its hosts are named
 SEQUENTIAL_LINES = 3000  # read one by one after a traceback or a report begins
 TEXT = 1000  # characters of a line that are kept
 TRIES = 8  # lines that hold a word of a step and are none, before a part is given up
@@ -96,6 +100,8 @@ class LogScan:
         self._heads = 0  # blocks in which these were looked for
         self._step_block = b""  # up to the last step
         self._before = b""  # the end of what this launch said in earlier blocks
+        self._head = b""  # the first of what this launch said
+        self._block = b""  # that is read
         self._begin = 0  # where in the block it goes on
         self._start_of_line = 0  # of the line that is read, in the block
 
@@ -108,6 +114,7 @@ class LogScan:
         """The next block of whole lines."""
         self._read_head(block)
         self._words_here = self._held_words(block)
+        self._block = block
         candidates = iter(self._matcher.candidates(block))
         candidate = next(candidates, None)
         self._begin = cursor = searched = 0  # self._line is the number of the line at the cursor
@@ -134,6 +141,14 @@ class LogScan:
         self._line += block.count(b"\n", cursor)
         self._find_progress(block, tail, len(block))
         self._before = (self._before + block[max(self._begin, len(block) - TAIL_BYTES) :])[-TAIL_BYTES:]
+        self._add_to_head(len(block))
+        self._block = b""
+
+    def _add_to_head(self, end: int) -> None:
+        """Keep the first of what the launch says, of the block up to an offset."""
+        room = HOSTS_BYTES - len(self._head)
+        if room > 0:
+            self._head += self._block[self._begin : min(end, self._begin + room)]
 
     def _held_words(self, block: bytes) -> tuple[bytes, ...]:
         """The words of steps that the block may hold."""
@@ -193,6 +208,8 @@ class LogScan:
         """What a line means by its words where no signature says more; None where it means nothing."""
         if signature is UNTOLD:
             return of_line(body)
+        if signature.id in NVLINK_CODES:
+            return of_nvlink(signature, body)
         if signature.id == _NO_MEMORY:
             return self._by_memory(signature, body)
         if signature is not self._exception:
@@ -296,6 +313,9 @@ class LogScan:
         launch.trainer = self._trainer
         launch.is_cut = bool(self._before) and not self._before.endswith(b"\n")
         launch.last_time = _last_time(self._before)
+        self._add_to_head(self._start_of_line)
+        launch.heads = (Head(launch.file, launch.first_line, self._head.decode("utf-8", "replace")),)
+        self._head = b""
         self._step_block = self._before = b""
         self._begin = self._start_of_line
         self._past = [*self._past, launch][-LAUNCHES:]

@@ -50,6 +50,7 @@ STEPS = {
     NextStep.NONE: "Nothing.",
 }
 UNNAMED = "Submit again without the node that failed, which this log does not name: sinfo -R, sacct or its own log may."
+SUSPECTED = "Submit again, without {node} while enough others are free: one log makes a suspect, and proves nothing."
 IN_VAIN = "A person has to look first: the same again would end the same way."
 RESTARTS = {
     Restart.PLAIN: "yes",
@@ -87,6 +88,8 @@ def _what_to_do(found: Diagnosis, node: str) -> str:
     action = found.action
     if action is NextStep.EXCLUDE_AND_RESUBMIT and not node:
         return UNNAMED
+    if found.step is NextStep.EXCLUDE_AND_RESUBMIT and action is NextStep.RESUBMIT:
+        return f"{SUSPECTED.format(node=node)} {found.advice}".strip()
     if found.step is NextStep.RESUBMIT and action is NextStep.PAGE:
         return f"{IN_VAIN} {found.advice}".strip()
     if not found.advice:

@@ -69,6 +69,16 @@ class NodeBlame(StrEnum):
     UNKNOWN = "unknown"
 
 
+class Proof(StrEnum):
+    """Why one line is enough to condemn a node: all else that one log says makes a suspect."""
+
+    XID = "xid"  # the driver's own word for a fault of the GPU that it cannot go on after
+    MEMORY = "memory"  # an error that memory could not correct
+    BUS = "bus"  # a device fell off its bus
+    SCHEDULER = "scheduler"  # who gave the node to the job says that it lost it
+    HEALTH_CHECK = "health_check"  # a check of the hardware failed
+
+
 class Role(StrEnum):
     """What a line is in the story of a failure.
 
@@ -147,6 +157,7 @@ class FaultSignature(Record):
     ordered: bool = False  # an order that is carried out though a training makes steps until then
     restart: bool = False  # a first launch says it too: it counts only where an earlier one has trained
     helps: Restart | None = None  # whether a plain restart does, where the step does not tell
+    proof: Proof | None = None  # of the guilt of the node that it names; without one, that is a suspect
     examples: tuple[str, ...] = ()
     counterexamples: tuple[str, ...] = ()
 
@@ -171,6 +182,7 @@ def signature_of(name: str, family: str, entry: Mapping[str, Any]) -> FaultSigna
             ordered=bool(entry.get("ordered", False)),
             restart=bool(entry.get("restart", False)),
             helps=Restart(entry["helps"]) if "helps" in entry else None,
+            proof=Proof(entry["proof"]) if "proof" in entry else None,
             examples=tuple(entry["match"]),
             counterexamples=tuple(entry.get("no_match", ())),
         )

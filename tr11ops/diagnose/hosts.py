@@ -1,0 +1,277 @@
+"""Which hosts the head of a log names, which ranks run on them, and which host alone says otherwise. Pure.
+
+Launchers, checks before a start and NCCL print a line for each host. Of three hosts or more that print the same, the
+one whose line alone tells of something missing is the odd one: a suspect, by what stands before the first error.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from tr11ops.diagnose.lines import plain
+from tr11ops.diagnose.signature import FaultClass
+from trainer.contract.record import Record
+
+FEWEST_OTHERS = 2  # that agree
+FEWEST_HOSTS = 2  # in a column of them
+LONGEST = 300  # characters of a line that are looked at
+LINES = 1500
+FEWEST_WORDS = 2  # that lines of one kind begin with
+MOST_RANKS = 1024  # on one host
+_HOST = r"[A-Za-z][A-Za-z0-9.-]*\d[A-Za-z0-9-]*"
+_NAME = re.compile(rf"(?<![\w./:=@-]){_HOST}(?![\w/@=])")
+_NO_HOST = re.compile(
+    r"gpu[-_]?\d{1,2}|(?:rank|cuda|default|step|epoch|layer|stage|iter|iteration|mlx|numa|attempt|try|retry|seed|port|process|task|pid"
+    r"|thread|shard|part|chunk|file|line|block|bucket|group|device|card|version|phase|level)[-_]?\d[\w.-]*"
+    r"|(?:ib|eth|ens|nvme|sd|dp|tp|pp|ep|cp|pg|fp|bf|int|float|sha|python|cpu|hfi|cxi|efa|rdmap|lo|v|h|a|b|l|mi|md|utf|dev|bond"
+    r"|torch|glibc|libc|nccl|top|p|cu|sm|rocm)\d[\w.-]*"
+    r"|(?:step|epoch|iter|global|checkpoint|ckpt)[\w.-]*|[\w-]+\.(?:py|log|txt|json|yaml|so|pt|cc|cpp|cu|hpp|h)",
+    re.IGNORECASE,
+)
+_COLUMN = re.compile(rf"^\s{{0,4}}\[?(?P<host>{_HOST})(?:\]:?|:| +\|) +\S")
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_CLOCK = re.compile(r"\W{0,2}(?:\d{4}[-/]\d\d[-/]\d\d[T ])?\b\d\d:\d\d:\d\d[.,\dZ]*\]? ?")
+_MISSING = re.compile(
+    r"\b(?:FAIL(?:ED|URE|S)?|[Ff]ail(?:ed|s|ure)?|NOT|not|NO|[Mm]issing|MISSING|DOWN|[Dd]own|ERROR|[Ee]rror|[Uu]nhealthy"
+    r"|[Dd]egraded|DEGRADED|BAD|bad|[Uu]navailable|[Uu]nreachable|refused|INACTIVE|[Ii]nactive|absent|mismatch|MISMATCH"
+    r"|throttl\w+|[Ss]low|SLOW|stale|[Tt]imed? ?out|SKEW|corrupt\w*|full|100 ?%(?= ?(?:used|full|/)))(?!\w)"
+)
+_COUNTED = re.compile(
+    r"(?<![\d.])\d+(?= (?:visible |active |healthy )?(?:gpus?|devices?|nics?|ports?|hcas?|cards?|links?)\b)",
+    re.IGNORECASE,
+)
+_SHARE = re.compile(r"\b(\d+)/(\d+)\b")
+_THINGS: tuple[tuple[FaultClass, re.Pattern[str]], ...] = (
+    (FaultClass.SLURM_AUTH, re.compile(r"\bmunge\w*|\bclock skew|\bskew\b|\bchrony|\bntp\b", re.IGNORECASE)),
+    (
+        FaultClass.GPU_HARDWARE,
+        re.compile(
+            r"gemm|t?flops?\b|nvlink|nvswitch|\bgpus?\b|\becc\b|dcgm|\bhbm\b|nvidia|cuda|\bxid\b|thermal|\bsm clock"
+            r"|driver|pcie|fabric ?manager|\bnpus?\b|rocm|amdgpu",
+            re.IGNORECASE,
+        ),
+    ),
+    (
+        FaultClass.NCCL_NETWORK,
+        re.compile(
+            r"\bib\b|infiniband|\bmlx\w*|\bports?\b|rdma|\befa\b|\bnics?\b|\bhcas?\b|roce|\blinks?\b|\bnccl\b|\bgid\b"
+            r"|\bmtu\b|bus ?bw|network|slingshot|\bcxi\w*",
+            re.IGNORECASE,
+        ),
+    ),
+    (
+        FaultClass.STORAGE,
+        re.compile(
+            r"mount|\bdisk|nfs\b|lustre|gpfs|beegfs|\bspace\b|\bfs\b|/(?:data|scratch|mnt|shared|fsx|tmp|local)\w*|nvme",
+            re.IGNORECASE,
+        ),
+    ),
+    (FaultClass.HOST_OOM, re.compile(r"\bmemory\b|\bram\b|memlock", re.IGNORECASE)),
+)  # fmt: skip
+AROUND = 30  # characters about the word that tells of what is missing
+_ON_HOST = r"\b(?:on|host|hostname|node|nodename|running on|->|=>)[ =:]+(?:host |node )?"
+_TO = r"(?:-|\.\.|to|through|\u2013)"
+_RANKS_ON = (
+    re.compile(
+        rf"\branks? (?P<first>\d+) ?{_TO} ?(?P<last>\d+)\b.{{0,12}}?(?:on|->|=>|:|=|at|@) ?(?:host |node )?"
+        rf"(?P<host>{_HOST})\b"
+    ),
+    re.compile(
+        rf"\b(?P<host>{_HOST})\b\W{{0,4}}(?:has |hosts |runs |gets |with |: ?)?(?:global )?ranks? ?[:=]? ?\[?"
+        rf"(?P<first>\d+) ?{_TO} ?(?P<last>\d+)\b"
+    ),
+    re.compile(rf"\b[Rr]ank[ :=#]+(?P<first>\d+)\b.{{0,40}}?{_ON_HOST}(?P<host>{_HOST})\b"),
+    re.compile(rf"\[[Rr]ank ?(?P<first>\d+)\].{{0,60}}?{_ON_HOST}(?P<host>{_HOST})\b"),
+    re.compile(rf"(?:^|[\s|])(?P<host>{_HOST}):\d+:\d+ \[\d+\] NCCL INFO .{{0,80}}?\brank (?P<first>\d+) nranks \d+"),
+)
+
+_ADDRESS = r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?![\d.]*\d)"
+_MACHINE = r"[A-Za-z][\w.-]*[A-Za-z0-9]"
+_ALIASES = (  # what else a machine is called: its address, the pod that runs on it
+    re.compile(rf"(?P<alias>{_ADDRESS}) ?(?:=|->|=>| is ) ?(?P<host>{_HOST}|[a-z][a-z0-9]*(?:-[a-z0-9]+)+)\b"),
+    re.compile(rf"(?<![\w.-])(?P<host>{_HOST}) ?(?:=|->|=>|has address |\(|\bip[ =:]+) ?(?P<alias>{_ADDRESS})"),
+    re.compile(
+        rf"(?:^|[\s|])(?P<host>{_HOST}):\d+:\d+ (?:\[\d+\] )?NCCL INFO .{{0,60}}\bUsing .{{0,80}}?\b\w+:"
+        rf"(?P<alias>{_ADDRESS})<\d+>"
+    ),
+    re.compile(rf"[Ss]uccessfully assigned (?:[\w.-]+/)?(?P<alias>[\w.-]+) to (?P<host>{_MACHINE})"),
+    re.compile(
+        rf"\b(?:pod|worker|replica|task|container)[ /](?:[\w-]+/)?(?P<alias>[\w.-]+) (?:is |was |now )?"
+        rf"(?:scheduled|placed|running|runs|bound|started|assigned) (?:on|to) (?:node |host )?(?P<host>{_MACHINE})"
+    ),
+    re.compile(
+        r"(?<![\w.-])(?P<alias>[a-z][a-z0-9-]*-\d+) \((?:on |node[ =:]|host[ =:])?"
+        r"(?P<host>[a-z][a-z0-9]*(?:-[a-z0-9]+)+)\)"
+    ),
+    re.compile(rf"^(?P<alias>[a-z][\w.-]*)\s+\d+/\d+\s+[A-Z]\w+\s+\d+ .*?\s{_ADDRESS}\s+(?P<host>{_MACHINE})(?:\s|$)"),
+)  # fmt: skip
+_PAIR = re.compile(
+    r"(?<![\w.-])(?P<alias>[a-z][a-z0-9-]*-\d+) (?P<host>[a-z][a-z0-9-]*-[a-z0-9-]*[a-z0-9])(?=,|;|$| \()"
+)
+
+
+class Head(Record):
+    """The first lines of a launch in a file. `first_line` counts from 1."""
+
+    file: str
+    first_line: int
+    text: str
+
+
+class OddHost(Record):
+    """The host that alone says otherwise, and its line. `fault`: of what kind the thing is that it lacks."""
+
+    host: str
+    file: str
+    line_number: int
+    text: str
+    fault: FaultClass
+
+
+class _Report(Record):
+    """A line that a host prints of itself. `shape`: without hosts and numbers; `start`: its first words."""
+
+    host: str
+    head: Head
+    line_number: int
+    text: str
+    shape: str
+    start: tuple[str, ...]
+
+
+def hosts_in_columns(heads: Sequence[Head]) -> frozenset[str]:
+    """The hosts that stand first in lines: names of one kind that differ in their number, `[w-1]`, `w-2:`, `w-3 |`."""
+    of_kind: dict[str, set[str]] = {}
+    for head in heads:
+        for _, line in _lines(head):
+            found = _COLUMN.match(_CLOCK.sub(" ", line))
+            if found is not None and _NO_HOST.fullmatch(found["host"]) is None:
+                kind = _NUMBER.sub("#", found["host"])
+                of_kind.setdefault(kind, set()).add(found["host"])
+    return frozenset(host for hosts in of_kind.values() if len(hosts) >= FEWEST_HOSTS for host in hosts)
+
+
+def hosts_of_ranks(heads: Sequence[Head]) -> Mapping[int, str]:
+    """The host of each rank, where launchers say which ranks they start where; without ranks that two hosts claim."""
+    found: dict[int, set[str]] = {}
+    for head in heads:
+        for _, line in _lines(head):
+            if "ank" not in line:
+                continue
+            for pattern in _RANKS_ON:
+                for match in pattern.finditer(line):
+                    for rank in _ranks_of(match):
+                        found.setdefault(rank, set()).add(match["host"])
+    return {
+        rank: next(iter(hosts)) for rank, hosts in found.items()
+        if len(hosts) == 1 and _NO_HOST.fullmatch(next(iter(hosts))) is None
+    }  # fmt: skip
+
+
+def _ranks_of(match: re.Match[str]) -> range:
+    first = int(match["first"])
+    last = match.groupdict().get("last")
+    if last is None:
+        return range(first, first + 1)
+    return range(first, min(int(last), first + MOST_RANKS) + 1)
+
+
+def machines_of(heads: Sequence[Head]) -> Mapping[str, str]:
+    """The machine that an address or a pod's name means, where lines say so and none says otherwise."""
+    found: dict[str, set[str]] = {}
+    for head in heads:
+        for _, line in _lines(head):
+            patterns = _ALIASES if "get pods" not in line else (*_ALIASES, _PAIR)
+            for pattern in patterns:
+                for match in pattern.finditer(line):
+                    found.setdefault(match["alias"], set()).add(match["host"])
+    single = {alias: next(iter(hosts)) for alias, hosts in found.items() if len(hosts) == 1}
+    return {alias: host for alias, host in single.items() if host not in single and _NO_HOST.fullmatch(host) is None}
+
+
+def odd_host(heads: Sequence[Head]) -> OddHost | None:
+    """The one host whose line alone tells of something that is missing; None where none does, or several do."""
+    of_start: dict[tuple[str, ...], list[_Report]] = {}
+    for head in heads:
+        for report in _reports(head):
+            of_start.setdefault(report.start, []).append(report)
+    odd: dict[str, _Report] = {}
+    for reports in of_start.values():
+        found = _odd_one(reports)
+        if found is not None:
+            odd.setdefault(found.host, found)
+    if len(odd) != 1:
+        return None
+    [report] = odd.values()
+    return OddHost(report.host, report.head.file, report.line_number, report.text, _fault_of(report.text))
+
+
+def _reports(head: Head) -> Iterator[_Report]:
+    for number, line in _lines(head):
+        body = _CLOCK.sub(" ", line).strip()
+        names = [name for name in _NAME.finditer(body) if _NO_HOST.fullmatch(name[0]) is None]
+        if len(names) != 1:  # a line of two hosts is of a link
+            continue
+        shape = _NUMBER.sub("#", body.replace(names[0][0], "@"))
+        start = tuple(shape.split()[:FEWEST_WORDS])
+        if len(start) == FEWEST_WORDS and "@" in shape[: len(" ".join(start)) + len("[@] :")]:
+            yield _Report(names[0][0], head, number, line.strip(), shape, start)
+
+
+def _odd_one(reports: Sequence[_Report]) -> _Report | None:
+    """The report of the one host that tells of something missing, or of another number, while all others agree."""
+    of_host: dict[str, list[_Report]] = {}
+    for report in reports:
+        of_host.setdefault(report.host, []).append(report)
+    if len(of_host) <= FEWEST_OTHERS:
+        return None
+    lacking = {host: said for host, own in of_host.items() if (said := _lacking(own)) is not None}
+    if len(lacking) == 1:
+        [(host, said)] = lacking.items()
+        return said if _agree([own for other, own in of_host.items() if other != host]) else None
+    return None if lacking else _of_another_number(of_host)
+
+
+def _lacking(own: Sequence[_Report]) -> _Report | None:
+    return next((one for one in own if _MISSING.search(one.text) is not None), None)
+
+
+def _agree(others: Sequence[Sequence[_Report]]) -> bool:
+    """Whether all hosts print a line of one shape."""
+    shapes = [{report.shape for report in own} for own in others]
+    return bool(set.intersection(*shapes))
+
+
+def _of_another_number(of_host: Mapping[str, Sequence[_Report]]) -> _Report | None:
+    """The one that counts fewer GPUs, ports or links than all others, which count the same."""
+    counts = {host: _counts(own) for host, own in of_host.items()}
+    odd = []
+    for host, own in counts.items():
+        others = [count for other, count in counts.items() if other != host]
+        if own and all(count == others[0] for count in others) and len(own) == len(others[0]) and own < others[0]:
+            odd.append(host)
+    return of_host[odd[0]][0] if len(odd) == 1 else None
+
+
+def _counts(own: Sequence[_Report]) -> tuple[int, ...]:
+    """What a host counts, in the order of its first line."""
+    text = own[0].text
+    counted = [int(number) for number in _COUNTED.findall(text)]
+    return tuple(counted + [int(part) for part, whole in _SHARE.findall(text) if int(part) <= int(whole)])
+
+
+def _fault_of(text: str) -> FaultClass:
+    """Of what kind the thing is of which a line tells that it is missing: by the words about that one first."""
+    missing = _MISSING.search(text)
+    near = text if missing is None else text[max(0, missing.start() - AROUND) : missing.end() + AROUND]
+    for part in (near, text):
+        for fault, words in _THINGS:
+            if words.search(part):
+                return fault
+    return FaultClass.UNKNOWN
+
+
+def _lines(head: Head) -> Iterator[tuple[int, str]]:
+    for place, line in enumerate(head.text.split("\n")[:LINES]):
+        yield head.first_line + place, plain(line[:LONGEST])
