@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,17 @@ class SmallRun:
             if not job.state.is_final:
                 self.slurm.cancel(job.array_id or job.raw_id)
         self.wait(lambda: all(job.state.is_final for job in self.slurm.jobs()), "the end of all jobs")
+
+
+def begin_again(job_id: str, environment: Mapping[str, str]) -> None:
+    """Have a job that has gone back into the queue begin at once.
+
+    In a later second than the one it was ended in: until then its nodes refuse it as "already killed" (seen in 22.05), and
+    Slurm counts that as its end.
+    """
+    subprocess.run(
+        ["scontrol", "update", f"JobId={job_id}", "StartTime=now+1"], env=environment, check=True, timeout=60
+    )
 
 
 def recorded_comment(directory: RunDirectory) -> str:

@@ -14,6 +14,7 @@ import pytest
 
 from tests.plugins.command_server import tr11_command
 from tests.tr11ops.launch.run_inputs import write_card
+from tests.twin.small_run import begin_again
 from tests.waiting import until
 from tr11ops.base.shipped import shipped
 from tr11ops.cluster.slurm import SlurmScheduler
@@ -141,7 +142,7 @@ def test_a_chain_outlives_what_is_not_mounted(place: Place, lost: str) -> None:
     def begin() -> Link:
         place.until(rests, "a link that waits for its time")
         (link,) = rests()
-        subprocess.run(["scontrol", "update", f"JobId={link.job.raw_id}", "StartTime=now"], env=place.environment)
+        begin_again(link.job.raw_id, place.environment)
         return link
 
     place.until(rests, "the first link is over")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.tr11ops.launch.run_inputs import write_card
-from tests.twin.small_run import enter
+from tests.twin.small_run import begin_again, enter
 from tests.waiting import until
 from tr11ops.cli.main import execute
 from tr11ops.cluster.base import BatchRequest, Job, JobState
@@ -130,13 +131,30 @@ def test_no_cell_is_burned_where_the_study_is_not_seen(
     if lost == "the study":
 
         def is_back() -> bool:
-            jobs = [job for job in slurm.jobs() if job.name == "small-sweep"]
+            jobs = living(slurm).values()
             return len(jobs) == 2 and all(job.state is JobState.PENDING and job.reason == "BeginTime" for job in jobs)
 
         until(is_back, "both tasks are queued again", context=slurm.jobs)
         assert not list(place.glob("ran-*")) and not study.exists()
         hidden.rename(gone)
         for job in living(slurm).values():
-            subprocess.run(["scontrol", "update", f"JobId={job.job_id}", "StartTime=now"], check=True)
+            begin_again(job.job_id, os.environ)
     until(lambda: len(list(place.glob("ran-*"))) == 2, "both cells ran", context=slurm.jobs)
     until(lambda: not living(slurm))
+
+
+def test_a_cell_that_goes_back_into_the_queue_leaves_the_others_running(
+    place: Path, slurm: SlurmScheduler, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last task of an array to begin has the array's own number, by which Slurm requeues them all."""
+    typed(capsys, "sweep", "--run", "small.toml", "--grid", f"{BATCH}=8,16,32", "--directory", "study", *WHOLE)
+    for path in place.glob("study/*/state/submissions/*/train.sbatch"):
+        path.write_text(f"#!/bin/bash\ntouch {place}/ran-$SLURM_JOB_ID\nsleep 600\n")
+    (place / "study" / "batch32").rename(place / "hidden")
+    [number] = {job_id.partition("_")[0] for job_id in living(slurm)}
+    [blocker] = [job for job in slurm.jobs() if job.name == "block" and not job.state.is_final]
+    slurm.cancel(blocker.raw_id)
+    until(lambda: living(slurm)[f"{number}_3"].reason == "BeginTime", "the third is queued again", context=slurm.jobs)
+    until(lambda: len(list(place.glob("ran-*"))) == 2, "two cells train", context=slurm.jobs)
+    running = {job_id for job_id, job in living(slurm).items() if job.state is JobState.RUNNING}
+    assert running == {f"{number}_1", f"{number}_2"}

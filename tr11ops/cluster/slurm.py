@@ -225,9 +225,7 @@ class SlurmScheduler:
         """
         wanted = _plain_id(job_id)
         found = self._job(wanted) if wanted.isdecimal() else None
-        if found is not None and found.array_id not in {None, wanted} and found.task_id is not None:
-            wanted = f"{found.array_id}_{found.task_id}"
-        self._ask(["scancel", wanted])
+        self._ask(["scancel", wanted if found is None or found.array_id == wanted else _task_name(found)])
 
     def hold(self, job_id: str) -> None:
         """Keep a pending job or the pending tasks of an array from starting."""
@@ -285,8 +283,15 @@ class SlurmScheduler:
         )
 
     def requeue(self, job_id: str) -> None:
-        """Put a running job back among the pending ones, whatever it was submitted with; its processes are ended."""
+        """Put a running job back among the pending ones, whatever it was submitted with; its processes are ended.
+
+        The last task of an array to begin has the array's own number, by which scontrol requeues every task that runs
+        (seen in 22.05): a task is named as ARRAY_TASK.
+        """
         name = _plain_id(job_id)
+        found = self._job(name)
+        if found is not None:
+            name = _task_name(found)
         self._ask(["scontrol", "update", f"JobId={name}", "Requeue=1"])
         self._ask(["scontrol", "requeue", name])
 
@@ -360,6 +365,13 @@ class SlurmScheduler:
         done = [answer for answer in answers if answer == "No error"]
         if not done or any(answer not in done and not _HARMLESS.search(answer) for answer in answers):
             raise _failure(_message(result, "scontrol"))
+
+
+def _task_name(job: Job) -> str:
+    """A job by the name that means it alone: ARRAY_TASK for a task of an array."""
+    if job.array_id is None or job.task_id is None:
+        return job.raw_id
+    return f"{job.array_id}_{job.task_id}"
 
 
 def _is_free(job: Job) -> bool:

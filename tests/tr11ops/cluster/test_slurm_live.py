@@ -43,6 +43,17 @@ def test_a_signal_to_an_array_with_waiting_tasks_arrives_once(slurm: SlurmSchedu
     assert output.read_text() == "ready\ngot\n"
 
 
+def test_a_task_goes_back_into_the_queue_alone(slurm: SlurmScheduler, request_: BatchRequest) -> None:
+    """The last task of an array to begin has the array's own number, by which scontrol requeues all of them."""
+    array = slurm.submit(replace(request_, array="1-3"))
+    names = {f"{array}_{task}" for task in (1, 2, 3)}
+    until(lambda: all(has_state(slurm, name, JobState.RUNNING) for name in names), "all tasks run")
+    [last] = [job.job_id for job in slurm.jobs() if job.raw_id == array]
+    slurm.requeue(array)
+    until(lambda: has_state(slurm, last, JobState.PENDING), "the one that bears that number waits")
+    assert all(has_state(slurm, name, JobState.RUNNING) for name in names - {last})
+
+
 def test_both_ways_to_print_a_queue_agree(slurm: SlurmScheduler, request_: BatchRequest) -> None:
     tasks = ",".join(str(number) for number in range(1, 400, 3))  # far beyond the 64 characters Slurm shows by itself
     name = "two  words | = \"quoted\" 'name' ü"
