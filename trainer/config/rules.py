@@ -30,7 +30,7 @@ def shape_rules(config: TrainerConfig, world_size: Callable[[], int]) -> tuple[R
         partial(_world_problems, config, world_size),
         partial(_replica_problems, config, world_size),
         partial(_order_problems, config),
-        partial(optimizer_problems, config.optimizer),
+        partial(optimizer_problems, config),
     )
 
 
@@ -340,8 +340,9 @@ def _micro_batch_problems(batch: BatchSection, ramp: RampSection, data_parallel:
 _LAMB_KEYS = ("lamb_variant", "lamb_norms", "embedding_alpha")
 
 
-def optimizer_problems(section: OptimizerSection) -> Iterator[Problem]:
+def optimizer_problems(config: TrainerConfig) -> Iterator[Problem]:
     """Keys of LAMB without LAMB, and what a variant needs."""
+    section = config.optimizer
     defaults = {key: OptimizerSection.model_fields[key].default for key in _LAMB_KEYS}
     changed = [key for key, default in defaults.items() if getattr(section, key) != default]
     if section.type != "lamb":

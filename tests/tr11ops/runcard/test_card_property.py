@@ -111,6 +111,14 @@ def test_random_tables(tmp_path: Path, tables: dict[str, Any]) -> None:
     check(path)
 
 
+@pytest.mark.parametrize("section", list(RunCard.model_fields))
+def test_a_section_that_is_no_table_is_one_of_several_faults(tmp_path: Path, section: str) -> None:
+    """Rules that would read it are passed over, whatever else the card lacks."""
+    path = tmp_path / "card.toml"
+    path.write_text(f"{section} = false\n", encoding="utf-8")
+    check(path)
+
+
 @QUICK
 @given(content=st.one_of(st.binary(max_size=300), st.text("[]{}=\"\n.#ab1$-\t'", max_size=80).map(str.encode)))
 def test_random_text(tmp_path: Path, content: bytes) -> None:
