@@ -143,7 +143,7 @@ def _may_be_of_odd_host(found: Diagnosis, odd: OddHost, launch: LogLaunch) -> bo
         return False
     if found.fault not in _OF_A_PROGRAM | _OF_AN_ODD_HOST or found.step is NextStep.EXCLUDE_AND_RESUBMIT:
         return False
-    is_its = root.node == odd.host and not root.is_guess
+    is_its = (root.node == odd.host and not root.is_guess) or odd.text == root.text
     is_same_kind = found.fault is odd.fault
     if launch.progress is not None:
         return is_its and is_same_kind
@@ -521,11 +521,24 @@ def _confidence(
     if root.origin.rank is not None and roots:
         value += 0.02 if any(report.rank == root.origin.rank for report in roots) else -0.05
     most = HIGHEST if signature.confidence > CAUTIOUS else CAUTIOUS
+    if launch.is_cut or _has_rival(root, found):
+        most = CAUTIOUS
     if root.signature.id == _LOADER and "Caught" in root.text:  # the data, or the program that reads them
         most = AFTER_THE_END
     if signature.role is Role.CAUSE and any(is_before(end, root) for end in found.ends):
         most = AFTER_THE_END
     return max(0.05, min(most, value))
+
+
+def _has_rival(root: Sighting, found: Candidates) -> bool:
+    """Whether another line may be the cause as well: of another class, as good as sure of it, and no word of peers."""
+    rivals = [one for one in (*found.causes, *found.stops) if one is not root and not one.is_mild]
+    return any(
+        one.signature.fault not in {root.signature.fault, FaultClass.UNKNOWN, *_OF_PEERS}
+        and one.signature.confidence >= STRONG
+        and (one.raised is None or not one.raised.follows)
+        for one in rivals
+    )
 
 
 def _explanation(root: Sighting, quoted: QuotedLine, launch: LogLaunch, after: int) -> str:

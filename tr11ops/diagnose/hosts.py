@@ -24,8 +24,9 @@ _NAME = re.compile(rf"(?<![\w./:=@-]){_HOST}(?![\w/@=])")
 _NO_HOST = re.compile(
     r"gpu[-_]?\d{1,2}|(?:rank|cuda|default|step|epoch|layer|stage|iter|iteration|mlx|numa|attempt|try|retry|seed|port|process|task|pid"
     r"|thread|shard|part|chunk|file|line|block|bucket|group|device|card|version|phase|level)[-_]?\d[\w.-]*"
-    r"|(?:ib|eth|ens|nvme|sd|dp|tp|pp|ep|cp|pg|fp|bf|int|float|sha|python|cpu|hfi|cxi|efa|rdmap|lo|v|h|a|b|l|mi|md|utf|dev|bond"
+    r"|(?:ib|eth|ens|nvme|sd|dp|tp|pp|ep|cp|pg|fp|bf|int|float|sha|python|cpu|hfi|cxi|efa|rdmap|lo|md|utf|dev|bond"
     r"|torch|glibc|libc|nccl|top|p|cu|sm|rocm)\d[\w.-]*"
+    r"|[vahb]\d00\w*|l40s?|g[bh]\d00|mi\d{3}\w?"
     r"|(?:step|epoch|iter|global|checkpoint|ckpt)[\w.-]*|[\w-]+\.(?:py|log|txt|json|yaml|so|pt|cc|cpp|cu|hpp|h)",
     re.IGNORECASE,
 )
@@ -35,7 +36,7 @@ _CLOCK = re.compile(r"\W{0,2}(?:\d{4}[-/]\d\d[-/]\d\d[T ])?\b\d\d:\d\d:\d\d[.,\d
 _MISSING = re.compile(
     r"\b(?:FAIL(?:ED|URE|S)?|[Ff]ail(?:ed|s|ure)?|NOT|not|NO|[Mm]issing|MISSING|DOWN|[Dd]own|ERROR|[Ee]rror|[Uu]nhealthy"
     r"|[Dd]egraded|DEGRADED|BAD|bad|[Uu]navailable|[Uu]nreachable|refused|INACTIVE|[Ii]nactive|absent|mismatch|MISMATCH"
-    r"|throttl\w+|[Ss]low|SLOW|stale|[Tt]imed? ?out|SKEW|corrupt\w*|full|100 ?%(?= ?(?:used|full|/)))(?!\w)"
+    r"|throttl\w+|[Ss]low|SLOW|stale|[Tt]imed? ?out|SKEW|corrupt\w*|full|100 ?%(?= ?(?:used|full|/)|$))(?!\w)"
 )
 _COUNTED = re.compile(
     r"(?<![\d.])\d+(?= (?:visible |active |healthy )?(?:gpus?|devices?|nics?|ports?|hcas?|cards?|links?)\b)",
