@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tr11ops.alerts.state import OVER, Alert
+from tr11ops.detect.causes import lead
 from tr11ops.detect.finding import Severity
 from trainer.contract.record import Record
 
@@ -35,11 +36,18 @@ class MessageGroup(Record):
 
 def grouped(parts: Iterable[MessagePart]) -> tuple[MessageGroup, ...]:
     """The messages of one look, the critical ones first. The delivery URLs are told all, each part once."""
-    ordered = sorted(parts, key=lambda part: (-part.alert.severity.rank, _ORDER.index(part.kind), part.alert.began))
+    ordered = sorted(parts, key=_place)
     bundles: dict[tuple[str, ...], list[MessagePart]] = {}
     for part in ordered:
         bundles.setdefault(_bundle_of(part), []).append(part)
     return tuple(group for bundle in bundles.values() for group in _by_person(bundle))
+
+
+def _place(part: MessagePart) -> tuple[int, int, int, float]:
+    """The most severe first; of equals what is newest to people, then the strongest cause, then the oldest."""
+    alert = part.alert
+    severity, strength = lead(alert.detector, alert.severity)
+    return severity, _ORDER.index(part.kind), strength, alert.began
 
 
 def _bundle_of(part: MessagePart) -> tuple[str, ...]:

@@ -52,7 +52,7 @@ def look(
 
     A fault that nothing sees for `resolve_after` looks in a row ends its incident; a look that could not judge is no
     look. One that comes back within an hour of that is the same incident, but for a critical one of which people were
-    told that it was over. One that has become milder for as many looks, or as a later attempt trains, is that from then
+    told that it was over, and for one about another subject, which never was there before. One that has become milder for as many looks, or as a later attempt trains, is that from then
     on; when only a remark is left of it, it is over. `trained` is when the last iteration ended: one that ended since
     is proof enough, in one look, that a training stands still no more.
     """
@@ -64,7 +64,7 @@ def look(
     over: list[Alert] = []
     for alert in alert_state.alerts:
         finding = seen.get(alert.fingerprint)
-        if finding is not None and is_over(alert, now):
+        if finding is not None and (is_over(alert, now) or _is_of_another(alert, finding)):
             over.append(alert)
             continue
         if finding is not None and finding.is_to_be_passed and alert.is_open and is_worth_a_message(alert):
@@ -95,6 +95,15 @@ def is_over(alert: Alert, now: float) -> bool:
     if alert.is_open or alert.said is not None:
         return False
     return min(elapsed(alert.resolved_at, now), elapsed(alert.last_sent, now)) > FLAP_SECONDS
+
+
+def _is_of_another(alert: Alert, finding: Finding) -> bool:
+    """Whether all know that an alert is over, and the fault is about something else (another job, another array): it
+    has not come back. Where the finding has an identity of its own, that alone tells."""
+    if alert.is_open or alert.said is not None or finding.identity:
+        return False
+    subject = clean(finding.subject, LONGEST_TITLE)
+    return alert.sends > 0 and "" not in {alert.subject, subject} and alert.subject != subject
 
 
 def _renamed(alert_state: AlertState, seen: dict[str, Finding], now: float) -> AlertState:

@@ -12,6 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from tr11ops.detect.causes import lead
 from tr11ops.detect.finding import Severity
 from trainer.contract.record import Record
 
@@ -245,9 +246,10 @@ class AlertState(Record):
 
     @property
     def open_alerts(self) -> tuple[Alert, ...]:
-        """The open ones: the most severe first, then the oldest."""
+        """The open ones: the most severe first, of equals the strongest cause, then the oldest."""
         found = (alert for alert in self.alerts if alert.is_open)
-        return tuple(sorted(found, key=lambda alert: (-alert.severity.rank, alert.began, alert.fingerprint)))
+        in_order = sorted(found, key=lambda alert: (alert.began, alert.fingerprint))
+        return tuple(sorted(in_order, key=lambda alert: lead(alert.detector, alert.severity)))
 
     def find(self, fingerprint: str) -> Alert | None:
         return next((alert for alert in self.alerts if alert.fingerprint == fingerprint), None)

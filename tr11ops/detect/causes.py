@@ -45,63 +45,71 @@ def _of_run(*causes: str, outlasts: bool = False) -> tuple[CauseLink, ...]:
 
 NONE: tuple[CauseLink, ...] = ()
 # Of each detector: what its findings follow from, the strongest cause first. NONE: it is always told for itself.
+# The strongest detector comes first, and each after what its findings follow from: see `lead`.
 CAUSES: Mapping[str, tuple[CauseLink, ...]] = {
-    "down": _of_run("start-failed", "unfinished-end", outlasts=True),
-    "two-attempts": NONE,
-    "hung": _of_job("suspended", "zombie"),
-    "stalled": _of_job("suspended", "zombie", "hung"),
-    "suspended": NONE,
-    "lingering": _of_job("zombie"),
-    "zombie": (CauseLink("node-lost", Same.IDENTITY),),
-    "node-lost": NONE,
-    "dead-chain": (CauseLink("nodes-short", fault="nodes"),),
-    "start-failed": NONE,
-    "held": (
-        CauseLink("start-failed", fault=HELD_FOR_FAULT, outlasts=True),
-        CauseLink("unfinished-end", fault=HELD_FOR_FAULT, outlasts=True),
-    ),
-    "limit-changed": NONE,
-    "limit-reached": NONE,
-    "reservation-ended": NONE,
-    "waits-for-site": NONE,
-    "nodes-short": _of_run("waits-for-site"),
-    "queued-too-long": _of_run("nodes-short", "waits-for-site"),
-    "chain-end": _of_run("held", "dead-chain", "limit-reached", "reservation-ended"),
-    "kill-switch-left-on": NONE,
     "directory-unseen": NONE,
-    "switch-unseen": NONE,
+    "filesystem-full": NONE,
+    "two-attempts": NONE,
+    "node-lost": NONE,
+    "silent-corruption": NONE,
+    "loss-not-finite": NONE,
+    "start-failed": NONE,
+    "suspended": NONE,
+    "zombie": (CauseLink("node-lost", Same.IDENTITY),),
     "unfinished-end": (
         CauseLink("start-failed", Same.SUBJECT),
         CauseLink("node-lost", Same.SUBJECT),
         CauseLink("filesystem-full", fault="storage"),
         CauseLink("loss-not-finite", fault="numerics"),
     ),
-    "loss-not-finite": NONE,
+    "hung": _of_job("suspended", "zombie"),
+    "stalled": _of_job("suspended", "zombie", "hung"),
+    "down": _of_run("start-failed", "unfinished-end", outlasts=True),
+    "limit-reached": NONE,
+    "reservation-ended": NONE,
+    "waits-for-site": NONE,
+    "nodes-short": _of_run("waits-for-site"),
+    "dead-chain": (CauseLink("nodes-short", fault="nodes"),),
+    "held": (
+        CauseLink("start-failed", fault=HELD_FOR_FAULT, outlasts=True),
+        CauseLink("unfinished-end", fault=HELD_FOR_FAULT, outlasts=True),
+    ),
+    "queued-too-long": _of_run("nodes-short", "waits-for-site"),
+    "chain-end": _of_run("held", "dead-chain", "limit-reached", "reservation-ended"),
+    "limit-changed": NONE,
+    "kill-switch-left-on": NONE,
+    "switch-unseen": NONE,
+    "lingering": _of_job("zombie"),
+    "exclusion-cap": (CauseLink("node-lost", Same.IDENTITY, outlasts=True),),
+    "slow-node": NONE,
+    "slow": _of_run("slow-node"),
     "loss-spike": _of_run("loss-not-finite"),
     "gradient-norm": _of_run("loss-not-finite", "loss-spike"),
     "counters-jump": NONE,
-    "silent-corruption": NONE,
-    "slow": _of_run("slow-node"),
-    "slow-node": NONE,
     "check-failing": NONE,
     "log-not-growing": NONE,
     "checkpoint-unsound": NONE,
     "checkpoint-overdue": (CauseLink("filesystem-full", fault="storage", outlasts=True),),
-    "backup-overdue": _of_run("cron-dead"),
     "copy-damaged": NONE,
-    "sync-overdue": _of_run("cron-dead"),
     "secret-in-log": NONE,
-    "filesystem-full": NONE,
-    "filesystem-filling": (CauseLink("filesystem-full", Same.IDENTITY),),
-    "purge-near": NONE,
-    "exclusion-cap": (CauseLink("node-lost", Same.IDENTITY, outlasts=True),),
+    "cron-dead": NONE,
+    "backup-overdue": _of_run("cron-dead"),
+    "sync-overdue": _of_run("cron-dead"),
     "exclusion-due": _of_run("cron-dead"),
     "periodic-job-failed": NONE,
-    "cron-dead": NONE,
+    "filesystem-filling": (CauseLink("filesystem-full", Same.IDENTITY),),
+    "purge-near": NONE,
     "clock-skew": NONE,
     "namesake": NONE,
     "damaged-state": NONE,
 }
+
+
+def lead(detector: str, severity: Severity) -> tuple[int, int]:
+    """The order in which faults are told, wherever several are: the most severe first, and of equals the strongest
+    cause; one of a detector that is not known here last. Sort by it."""
+    places = list(CAUSES)
+    return -severity.rank, places.index(detector) if detector in CAUSES else len(places)
 
 
 def cause_of(finding: Finding, others: Iterable[Finding]) -> Finding | None:
@@ -145,7 +153,7 @@ def commands_after(finding: Finding, findings: tuple[Finding, ...]) -> tuple[str
 def by_cause(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """The first causes, each with what follows from it as its `consequences`, as severe as the worst of them.
 
-    The most severe come first, otherwise in the order given.
+    They come in the order of `lead`, equals as they are given.
     """
     given = tuple(findings)
     following: dict[int, list[Finding]] = {}
@@ -158,7 +166,7 @@ def by_cause(findings: Iterable[Finding]) -> tuple[Finding, ...]:
             left = replace(finding, then=commands_after(finding, given))
             following.setdefault(id(cause), []).append(left)
     told = [_with(finding, following.get(id(finding), [])) for finding in first]
-    return tuple(sorted(told, key=lambda finding: -finding.severity.rank))
+    return tuple(sorted(told, key=lambda finding: lead(finding.detector, finding.severity)))
 
 
 def _with(finding: Finding, consequences: list[Finding]) -> Finding:

@@ -28,5 +28,6 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
                 f"a health check fails everywhere and is left out: {', '.join(last.failing_checks)}",
                 subject=job.job_id,
                 evidence=(last.why,),
+                identity=tuple(sorted(last.failing_checks)),
                 fix=derived.command(snapshot, "nodes check"),
             )

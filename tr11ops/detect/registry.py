@@ -55,6 +55,7 @@ from tr11ops.detect import (
     waits_for_site,
     zombie,
 )
+from tr11ops.detect.causes import lead
 from tr11ops.detect.finding import Finding
 from tr11ops.observe.snapshot import Snapshot
 
@@ -136,9 +137,9 @@ DETECTORS: tuple[Detector, ...] = (
 
 
 def detect_all(snapshot: Snapshot) -> tuple[Finding, ...]:
-    """Every detector's findings, the most severe first, otherwise in the order of the registry."""
+    """Every detector's findings, in the order of `causes.lead`."""
     findings = [finding for detector in DETECTORS for finding in detector.detect(snapshot)]
-    return tuple(sorted(findings, key=lambda finding: -finding.severity.rank))
+    return tuple(sorted(findings, key=lambda finding: lead(finding.detector, finding.severity)))
 
 
 def unjudged_detectors(snapshot: Snapshot) -> frozenset[str]:

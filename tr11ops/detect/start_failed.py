@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tr11ops.base.fault_words import signature
 from tr11ops.base.observed import Unknown
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe import derived
@@ -27,6 +28,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         Severity.CRITICAL,
         f"attempt {newest.label or newest.job_id} could not start: {marker.message}",
         subject=newest.label or newest.job_id,
+        identity=(signature(marker.message) or marker.reason,),
         fix=derived.command(snapshot, "doctor"),
         then=(derived.command(snapshot, "resume"),) if snapshot.pending_jobs else (),
     )

@@ -13,6 +13,8 @@ from tr11ops.base.glyphs import bar, sparkline
 from tr11ops.base.units import DAY, NEAR, counted, duration, quantity, rough_duration, size, timestamp
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.cluster.hostlist import compress
+from tr11ops.detect.causes import lead
+from tr11ops.detect.finding import Severity
 from tr11ops.observe.snapshot import Attempt, KillSwitch
 from tr11ops.rundir.software import version_words
 from tr11ops.status.document import Finish, ShownAttempt, ShownFinding, Status, losses_of, tasks_of
@@ -70,7 +72,7 @@ class ShownIncident(Record):
 
 
 def incidents_of(findings: tuple[ShownFinding, ...]) -> tuple[ShownIncident, ...]:
-    """The findings by their causes: the most severe incident first, otherwise in the order given."""
+    """The findings by their causes, in the order in which they are told everywhere (`causes.lead`)."""
     names = {finding.fingerprint for finding in findings if finding.follows_from is None}
     following: dict[str, list[ShownFinding]] = {}
     causes = []
@@ -80,8 +82,7 @@ def incidents_of(findings: tuple[ShownFinding, ...]) -> tuple[ShownIncident, ...
         else:
             following.setdefault(finding.follows_from, []).append(finding)
     found = [ShownIncident(cause, tuple(following.pop(cause.fingerprint or "", ()))) for cause in causes]
-    order = list(SEVERITY_STYLES)
-    return tuple(sorted(found, key=lambda incident: -order.index(incident.severity)))
+    return tuple(sorted(found, key=lambda one: lead(one.cause.detector, Severity[one.severity.upper()])))
 
 
 def incident_rows(incident: ShownIncident, with_evidence: bool = True) -> list[Row]:

@@ -305,11 +305,11 @@ def test_an_iteration_proves_in_one_look_that_a_training_stands_still_no_more() 
 def test_what_comes_back_is_dated_from_when_it_came_back() -> None:
     """Two attempts that ended badly: the first alert's hour is not that of the second."""
     looks = Looks()
-    bad = finding("unfinished-end", WARNING, "20_1", title="attempt 20_1 ended by an error", identity=())
+    bad = finding("unfinished-end", WARNING, "20_1", title="attempt 20_1 ended by an error", identity=("sigsegv",))
     looks.see(at(bad, 0.0), condition=ENDED)
     for _ in range(2):
         looks.see(condition=TRAINS, trained=1.0)
-    two = finding("unfinished-end", subject="20_2", title="the last 2 attempts did not end", identity=())
+    two = replace(bad, severity=CRITICAL, subject="20_2", title="the last 2 attempts did not end")
     (message,) = looks.see(at(two, 9 * MINUTE), condition=ENDED, after=20 * MINUTE)
     assert message.kind == "reopened"
     assert "The last 2 attempts did not end. This began at 2022-05-02 12:09 UTC, 14 min ago." in flat(message)

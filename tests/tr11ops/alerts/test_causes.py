@@ -12,7 +12,7 @@ from tr11ops.alerts.incidents import ACKNOWLEDGED, look
 from tr11ops.alerts.notify import tell
 from tr11ops.alerts.policy import Policy
 from tr11ops.alerts.state import Alert, AlertState, Message
-from tr11ops.detect.finding import HELD_FOR_FAULT, Finding
+from tr11ops.detect.finding import HELD_FOR_FAULT, Finding, Severity
 
 POLICY = Policy(run="small", directory="/runs/small", recipients=(LIST,), rota=(ANA,), escalate_minutes=())
 FAULT = finding("unfinished-end", WARNING, "20_3", title="attempt 20_3 failed: SIGSEGV", fix="tr11 diagnose")
@@ -111,6 +111,36 @@ def test_a_suspicion_that_proves_to_be_the_programs_is_told_in_its_thread() -> N
     worse.sees(supposed)
     (told,) = worse.sees(replace(proved, severity=CRITICAL))
     assert told.kind == "raised" and "This is the cause of what you were told before" in told.body.replace("\n", " ")
+
+
+def test_of_lesser_alerts_in_one_mail_the_strongest_cause_is_the_subject() -> None:
+    chain, slow, full = (finding(name, WARNING, title=f"it is {name}") for name in ("chain-end", "slow", "filesystem-full"))
+    (message,) = Watch().sees(chain, slow, full)
+    assert message.subject == "[WARNING] small: it is filesystem-full (and 2 more)"
+    assert message.body.startswith("It is filesystem-full.")
+
+
+@pytest.mark.parametrize("severity", [WARNING, CRITICAL])
+def test_another_fault_of_the_same_kind_has_not_come_back(severity: Severity) -> None:
+    """The hang of the next job is a new one: a mail with its own headline, in no other's thread."""
+    watch = Watch()
+    (first,) = watch.sees(finding("hung", severity, "20_1", title="job 20_1 hangs: rank 6 on n07"))
+    watch.sees()
+    (over,) = watch.sees()
+    (second,) = watch.sees(finding("hung", severity, "20_2", title="job 20_2 hangs: rank 1 on n03"))
+    assert [first.kind, over.kind, second.kind] == ["opened", "cleared", "opened"]
+    assert second.thread == "" and second.message_id != first.message_id and "came back" not in second.body
+    assert [one.title for one in watch.alert_state.closed] == ["job 20_1 hangs: rank 6 on n07"]
+
+
+def test_what_has_an_identity_comes_back_in_any_job() -> None:
+    watch = Watch()
+    lost = finding("node-lost", CRITICAL, "20_1", title="job 20_1 has lost n07", identity=("n07",))
+    watch.sees(lost)
+    watch.sees()
+    watch.sees()
+    (message,) = watch.sees(replace(lost, subject="20_2", title="job 20_2 has lost n07"))
+    assert message.kind == "reopened" and "This came back" in message.body
 
 
 def test_two_alerts_become_one_when_one_proves_to_follow_from_the_other() -> None:

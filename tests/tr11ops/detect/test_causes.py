@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from tests.tr11ops.status_cases import ended, idle, pending, running, snapshot, wordless
 from tr11ops.cluster.base import Job, Node
-from tr11ops.detect.causes import CAUSES, by_cause, cause_of
+from tr11ops.detect.causes import CAUSES, by_cause, cause_of, lead
 from tr11ops.detect.finding import HELD_FOR_FAULT, Finding, Severity
 from tr11ops.detect.registry import DETECTORS, detect_all
 from tr11ops.observe.snapshot import Attempt
@@ -35,6 +35,19 @@ def test_nothing_follows_from_itself(name: str) -> None:
         causes = {link.cause for cause in causes for link in CAUSES[cause]}
         assert name not in causes
         causes -= before
+
+
+def test_what_others_follow_from_comes_before_them_in_the_one_order() -> None:
+    places = list(CAUSES)
+    for name, links in CAUSES.items():
+        assert all(places.index(link.cause) < places.index(name) for link in links), name
+    assert lead("chain-end", CRITICAL) < lead("filesystem-full", WARNING), "the most severe first"
+    assert lead("of a newer tr11", WARNING) > lead(places[-1], WARNING)
+
+
+def test_of_equals_the_strongest_cause_is_told_first() -> None:
+    given = (finding("held", CRITICAL), finding("chain-end"), finding("filesystem-full", CRITICAL))
+    assert [one.detector for one in by_cause(given)][:2] == ["filesystem-full", "held"]
 
 
 def test_the_first_cause_leads_and_is_as_severe_as_what_follows() -> None:

@@ -6,10 +6,10 @@ most confident one wins, the earlier one on a tie; so a further source of eviden
 
 from __future__ import annotations
 
-import re
 import signal
 from collections.abc import Callable, Iterable, Sequence
 
+from tr11ops.base.fault_words import signature
 from tr11ops.cluster.node_states import is_gone, is_silent, lost_words
 from tr11ops.diagnose.attribution.error_text import read_error
 from tr11ops.diagnose.attribution.evidence import Attribution, Evidence, Failure, Kind
@@ -426,12 +426,6 @@ def _weighed(
 
 
 # ----------------------------------------------------------------------------- words
-def signature(text: str) -> str:
-    """An error without what changes from one time to the next: numbers, addresses, paths, node names' numbers."""
-    plain = re.sub(r"0x[0-9a-fA-F]+|\S*/\S+", "~", text)
-    return re.sub(r"\s+", " ", re.sub(r"\d+", "#", plain)).strip()[:160].lower()
-
-
 def _of_nodes(nodes: Sequence[str]) -> str:
     return "node " + ",".join(nodes)
 
