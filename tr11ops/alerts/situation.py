@@ -42,6 +42,11 @@ _LOST_WITHOUT_NEXT = (
 _GONE = "The run goes on without it: on a spare, or in the next queued task."
 _GONE_WITHOUT_NEXT = "The run goes on only on a spare, and not at all where it ran the batch script: nothing is queued."
 _NOTHING = "tr11 does nothing about it by itself."
+# Faults for which the training stands still, or whose cure goes on in another job.
+_STANDSTILLS = frozenset({
+    "dead-chain", "directory-unseen", "down", "held", "hung", "node-lost", "nodes-short", "stalled", "start-failed",
+    "suspended", "two-attempts", "unfinished-end", "waits-for-site", "zombie",
+})  # fmt: skip
 # Faults of a training's speed: while nothing trains no one sees them, and they are not over.
 _OF_SPEED = frozenset({"slow", "slow-node"})
 # Faults that only a training shows: a run that a person has stopped has them as before, until it trains without them.
@@ -89,6 +94,14 @@ class RunCondition(Record):
     resume: str = ""
 
 
+class TrainedStep(Record):
+    """That a job, by the number that people type, finished an iteration; `time` in seconds since the epoch."""
+
+    iteration: int
+    time: float
+    job: str
+
+
 class RunSituation(Record):
     """The run at one look. `progress` and `eta` are "" where they are not known.
 
@@ -96,7 +109,8 @@ class RunSituation(Record):
     on its `planned` acts; else `why_not` says what keeps it. `withheld` says what it does not do, and why. `since`
     gives the account from a moment (seconds since the epoch) to the look; None where it cannot be told. `condition` is
     None where the look was not judged. `knows_acts`: what the watchdog does could be told. `left_out`: the nodes that
-    tr11 itself has excluded. `has_next`: something is queued, as far as that is known.
+    tr11 itself has excluded. `has_next`: something is queued, as far as that is known. `steps` are the last ones of the
+    training that are still seen, the oldest first.
     """
 
     progress: str = ""
@@ -112,6 +126,21 @@ class RunSituation(Record):
     knows_acts: bool = True
     left_out: tuple[Exclusion, ...] = ()
     has_next: bool = True
+    steps: tuple[TrainedStep, ...] = ()
+
+    def went_on(self, alert: Alert) -> TrainedStep | None:
+        """The first step with which the training went on after a fault that it stood still for: in the job that trains
+        now, where that is another than before. None where it did not stand still, or that cannot be told."""
+        if self.condition is None or not self.condition.trains or not set(alert.detectors) & _STANDSTILLS:
+            return None
+        before = [step for step in self.steps if step.time <= alert.start]
+        after = [step for step in self.steps if step.time > alert.start]
+        if not before or not after:
+            return None
+        job = after[-1].job
+        if job == before[-1].job:
+            return after[0]
+        return next(step for step in after if step.job == job)
 
     def proves_end_of(self, alert: Alert) -> bool:
         """Whether the run is well, by evidence that is newer than the fault: an iteration, where a job trains.

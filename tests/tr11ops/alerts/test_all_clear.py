@@ -12,7 +12,7 @@ from tr11ops.alerts.changes import acknowledge, resolve
 from tr11ops.alerts.incidents import look
 from tr11ops.alerts.notify import tell
 from tr11ops.alerts.policy import Policy
-from tr11ops.alerts.situation import RunCondition, RunSituation
+from tr11ops.alerts.situation import RunCondition, RunSituation, TrainedStep
 from tr11ops.alerts.state import AlertState, Incident, Message
 from tr11ops.detect.finding import Finding
 
@@ -48,12 +48,13 @@ class Looks:
         condition: RunCondition | None = None,
         trained: float | None = None,
         after: float = MINUTE,
+        steps: tuple[TrainedStep, ...] = (),
     ) -> list[Message]:
         """`trained`: seconds before this look that the last iteration ended."""
         self.now += after
         ended = None if trained is None else self.now - trained
         self.state = look(self.state, found, frozenset(), POLICY, self.now, ended)
-        situation = RunSituation(condition=condition, trained=ended)
+        situation = RunSituation(condition=condition, trained=ended, steps=steps)
         self.state, messages = tell(self.state, POLICY, self.now, situation=situation)
         self.news += [message for message in messages if message.kind == "finished"]
         return [message for message in messages if message.kind != "finished"]
@@ -175,6 +176,35 @@ def test_what_was_slow_before_a_stop_is_over_when_it_trains_again_and_is_not_slo
     (message,) = looks.see(condition=TRAINS, trained=1.0)
     assert (message.kind, message.subject) == ("cleared", f"[OK] small: over: {LESS.title}")
     assert "Nothing to type." in flat(message)
+
+
+def course(*parts: tuple[int, int, str]) -> tuple[TrainedStep, ...]:
+    """Steps of 10 s each: from which to which minute after noon, and in which job."""
+    times = [(60 * minute + second, job) for first, last, job in parts for minute in range(first, last)
+             for second in range(0, 60, 10)]  # fmt: skip
+    return tuple(TrainedStep(200 + number, NOON + time, job) for number, (time, job) in enumerate(times))
+
+
+@pytest.mark.parametrize(
+    ("fault", "steps", "says"),
+    [
+        (HANG, course((-5, 1, "7_1"), (3, 5, "7_1")), "Training goes on since 2022-05-02 12:03 UTC: job 7_1, from step 236."),
+        (HANG, course((-5, 1, "7_1"), (3, 5, "7_2")), "Training goes on since 2022-05-02 12:03 UTC: job 7_2, from step 236."),
+        (DOWN, course((-5, 1, "7_1"), (2, 3, "7_2"), (4, 5, "7_3")), "12:04 UTC: job 7_3, from step 242."),
+        (HANG, course((3, 5, "7_1")), ""),  # how it trained before is not seen any more
+        (SLOW, course((-5, 5, "7_1")), ""),
+        (DISK, course((-5, 5, "7_1")), ""),
+    ],
+)  # fmt: skip
+def test_an_all_clear_says_since_when_and_in_which_job_the_training_goes_on(
+    fault: Finding, steps: tuple[TrainedStep, ...], says: str
+) -> None:
+    looks = Looks()
+    looks.see(at(fault, MINUTE), condition=ENDED, steps=steps)
+    told = [message for _ in range(3) for message in looks.see(condition=TRAINS, trained=1.0, steps=steps)]
+    (over,) = told
+    assert over.kind == "cleared"
+    assert (says in flat(over)) if says else ("Training goes on" not in flat(over))
 
 
 # ----------------------------------------------------------------------------- what comes back
