@@ -26,6 +26,7 @@ from tr11ops.runcard.load import (
     secret_values,
     unusable_values,
     without,
+    without_empty_paths,
 )
 from tr11ops.runcard.rules import operation_rules
 from tr11ops.runcard.sections import PermsSection, RehearsalSection, ResilienceSection, SlurmSection
@@ -244,6 +245,8 @@ def _prepared(
     problems += empty + undefined
     tables = _usable(tables, problems)
     problems += secret_values(tables, SECRET_FILE_KEYS)
+    tables, pathless = without_empty_paths(tables, PATH_KEYS, RunCard)
+    problems += pathless
     base, typed = base_of(path, own_run, current), overridden_keys(overrides)
     tables = make_absolute(
         tables, PATH_KEYS, lambda key: current if key in typed else base.folder, variables.get("HOME", "")

@@ -35,7 +35,7 @@ else from `$TR11_RUN`, else from `tr11.toml` in the current folder. `--run demo`
   run, wherever a command is typed. Two exceptions: a card that ships with tr11, by name or by path, takes them from the
   folder in which the command is typed; and a run that was launched below the current folder when all cards did so goes
   on there, until the card names its directory in full (`tr11 launch` warns). The plan's line `paths from` says which.
-  `~/` is your home. These keys are paths: PATH_KEYS.
+  `~/` is your home. An empty text is no path: it leaves an optional key unset. These keys are paths: PATH_KEYS.
 - **Overrides**: `--set section.key=value`, as often as needed; the value is TOML, or text where it is not.
   `none` removes an optional key: `--set batch.ramp=none`. A relative path given here is taken from the folder in which
   the command is typed, as with any other option.

@@ -280,6 +280,23 @@ HUB_KEYS: frozenset[Key] = frozenset({("tokenizer", "path")})  # a path, or OWNE
 GROUP_KEYS: frozenset[Key] = frozenset({("data", "train_group"), ("data", "valid_groups"), ("data", "test_groups")})
 
 
+def without_empty_paths(
+    tables: Mapping[str, Any], path_keys: frozenset[Key], schema: type[BaseModel]
+) -> tuple[dict[str, Any], list[Problem]]:
+    """The tables without the optional paths that are empty, as `none` removes them; an empty path is the current folder
+    for whoever opens it. Where a path is needed, and in a list, an empty one is a problem."""
+    left, problems = copy.deepcopy(dict(tables)), []
+    for key, value in list(walk(left)):
+        plain = tuple(part for part in key if not isinstance(part, int))
+        if value != "" or plain not in path_keys:
+            continue
+        if plain == key and type(None) in _kinds_at(schema, plain)[0]:
+            del left[key[0]][key[1]]  # all of them are keys of a section
+        else:
+            problems.append(Problem(dotted(key), value, "is empty, and a path is needed", "write the path"))
+    return left, problems
+
+
 def make_absolute(
     tables: Mapping[str, Any], path_keys: frozenset[Key], folder_of: Callable[[Key], Path], home: str
 ) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import pytest
 
 from tr11ops.cluster.sbatch_options import format_time_limit
 from tr11ops.runcard.card import (
+    PATH_KEYS,
     RunCard,
     card_from_resolved,
     find_card,
@@ -161,6 +162,33 @@ def test_variables_and_paths(tmp_path: Path) -> None:
     assert card.slurm.environment["PRICE"] == "5$"
 
 
+OWN_LISTS = {"data.prefixes", "filesystems.path", "perms.folders", "resilience.check_scripts", "resilience.check_scripts.script"}
+NEEDED = {"run.directory"}
+
+
+@pytest.mark.parametrize("key", sorted({".".join(key) for key in PATH_KEYS} - OWN_LISTS - NEEDED))
+def test_an_empty_path_is_none_and_not_the_current_folder(key: str) -> None:
+    """`alerts.urls_file=` was read as the folder `.`, and mails said that no address in it can be used."""
+    wanted = load_card(SMALL, [f"{key}=none"], {})
+    assert load_card(SMALL, [f"{key}="], {}) == wanted
+    assert load_card(SMALL, [f"{key}=$NOTHING"], {"NOTHING": ""}) == wanted
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("run.directory=", "run.directory"),
+        ("data.prefixes=['']", "data.prefixes.0"),
+        ("perms.folders=['']", "perms.folders.0"),
+        ("resilience.check_scripts=['']", "resilience.check_scripts.0"),
+        ("resilience.check_scripts=[{script=''}]", "resilience.check_scripts.0.script"),
+    ],
+)
+def test_an_empty_path_where_one_is_needed_is_refused_in_one_line(override: str, named: str) -> None:
+    (line,) = [line for line in fault(override).splitlines() if "empty" in line]
+    assert line.startswith(f"{named} = '': is empty, and a path is needed")
+
+
 def test_undefined_variables_are_named_once_each() -> None:
     with pytest.raises(CardError) as caught:
         load_card(MAIN, [], {})
@@ -269,7 +297,7 @@ PARTS = ("parallel.virtual_stages=2", "model.layers=6", "batch.ramp=none")  # so
         (["slurm.options.wait=true"], "slurm.options.wait = True: is not passed through: tr11 sees to --wait itself"),
         (["slurm.options.gres=gpu:a100:8"], "slurm.options.gres = 'gpu:a100:8': asks for 8 GPUs a node,"
          " slurm.gpus_per_node for 0; make the two equal"),
-        (["run.directory=''"], "run.directory = '': string should have at least 1 character"),
+        (["run.directory=''"], "run.directory = '': is empty, and a path is needed"),
         (["backup.url=gs://me:pw@bucket"], "backup.url: holds a password"),
         (["model.layers=9223372036854775808"], "model.layers = 'an integer of 64 bits': does not fit in 64 bits"),
     ],
