@@ -52,11 +52,14 @@ def look(
 
     A fault that nothing sees for `resolve_after` looks in a row ends its incident; a look that could not judge is no
     look. One that comes back within an hour of that is the same incident, but for a critical one of which people were
-    told that it was over, and for one about another subject, which never was there before. One that has become milder for as many looks, or as a later attempt trains, is that from then
-    on; when only a remark is left of it, it is over. `trained` is when the last iteration ended: one that ended since
-    is proof enough, in one look, that a training stands still no more.
+    told that it was over, and for one about another subject, which never was there before. One that has become milder
+    for as many looks, or as a later attempt trains, is that from then on; when only a remark is left of it, it is over.
+    `trained` is when the last iteration ended: one that ended since is proof enough, in one look, that a training
+    stands still no more.
     """
     seen = _incidents(findings)
+    recovering = _recovering(alert_state, seen, now)
+    seen = {name: finding for name, finding in seen.items() if name not in recovering}
     alert_state = _with_one_standstill(_renamed(alert_state, seen, now), seen)
     seen = _without_standing(alert_state, seen, blind, policy)
     alert_state, events = _joined(alert_state, seen, now)
@@ -73,6 +76,8 @@ def look(
             if _is_new_to_people(alert, finding):
                 over.append(alert)
             after, news = _seen_again(alert, finding, policy, now)
+        elif alert.is_open and alert.fingerprint in recovering.values():
+            after, news = alert, ()
         elif alert.is_open and (finding is not None or alert.detector not in blind):
             after, news = _not_seen(alert, policy, now, trained)
         else:
@@ -128,6 +133,22 @@ def _renamed(alert_state: AlertState, seen: dict[str, Finding], now: float) -> A
             continued.add(old.fingerprint)
     gone = continued - seen.keys()
     return replace(alert_state, alerts=tuple(alert for alert in alert_state.alerts if alert.fingerprint not in gone))
+
+
+def _recovering(alert_state: AlertState, seen: dict[str, Finding], now: float) -> dict[str, str]:
+    """The stalls that are the end of a hang, by their names; and the hangs.
+
+    Ranks that hung and show life again need a whole iteration to prove that they train: until one may have taken so
+    long, counted from the last look that saw them hang, it is no second alarm, and not over.
+    """
+    found = {}
+    for name, finding in seen.items():
+        hang = next((alert for alert in alert_state.open_alerts if _is_same_standstill(alert, finding, seen)), None)
+        if hang is None or hang.detector != "hung" or finding.patience is None:
+            continue
+        if elapsed(hang.last_seen, now) <= finding.patience:
+            found[name] = hang.fingerprint
+    return found
 
 
 def _with_one_standstill(alert_state: AlertState, seen: dict[str, Finding]) -> AlertState:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+
+from msgspec import field
 
 from tr11ops.alerts.state import Alert
 from tr11ops.detect.finding import Severity
 from tr11ops.detect.node_lost import HAS_LOST
+from tr11ops.observe.snapshot import Step
 from tr11ops.rundir.action_log import LETS_IT_ACT
 from tr11ops.rundir.exclusion import Exclusion
 from trainer.contract.record import Record
@@ -43,7 +46,7 @@ _GONE = "The run goes on without it: on a spare, or in the next queued task."
 _GONE_WITHOUT_NEXT = "The run goes on only on a spare, and not at all where it ran the batch script: nothing is queued."
 _NOTHING = "tr11 does nothing about it by itself."
 # Faults for which the training stands still, or whose cure goes on in another job.
-_STANDSTILLS = frozenset({
+_STANDS_STILL = frozenset({
     "dead-chain", "directory-unseen", "down", "held", "hung", "node-lost", "nodes-short", "stalled", "start-failed",
     "suspended", "two-attempts", "unfinished-end", "waits-for-site", "zombie",
 })  # fmt: skip
@@ -94,14 +97,6 @@ class RunCondition(Record):
     resume: str = ""
 
 
-class TrainedStep(Record):
-    """That a job, by the number that people type, finished an iteration; `time` in seconds since the epoch."""
-
-    iteration: int
-    time: float
-    job: str
-
-
 class RunSituation(Record):
     """The run at one look. `progress` and `eta` are "" where they are not known.
 
@@ -110,7 +105,7 @@ class RunSituation(Record):
     gives the account from a moment (seconds since the epoch) to the look; None where it cannot be told. `condition` is
     None where the look was not judged. `knows_acts`: what the watchdog does could be told. `left_out`: the nodes that
     tr11 itself has excluded. `has_next`: something is queued, as far as that is known. `steps` are the last ones of the
-    training that are still seen, the oldest first.
+    training that are still seen, the oldest first, `labels` the attempts' numbers as people type them.
     """
 
     progress: str = ""
@@ -126,21 +121,21 @@ class RunSituation(Record):
     knows_acts: bool = True
     left_out: tuple[Exclusion, ...] = ()
     has_next: bool = True
-    steps: tuple[TrainedStep, ...] = ()
+    steps: tuple[Step, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
 
-    def went_on(self, alert: Alert) -> TrainedStep | None:
+    def went_on(self, alert: Alert) -> Step | None:
         """The first step with which the training went on after a fault that it stood still for: in the job that trains
         now, where that is another than before. None where it did not stand still, or that cannot be told."""
-        if self.condition is None or not self.condition.trains or not set(alert.detectors) & _STANDSTILLS:
+        if self.condition is None or not self.condition.trains or not set(alert.detectors) & _STANDS_STILL:
             return None
-        before = [step for step in self.steps if step.time <= alert.start]
-        after = [step for step in self.steps if step.time > alert.start]
+        steps = [step for step in self.steps if step.time is not None and step.job_id]
+        before = [step for step in steps if (step.time or 0.0) <= alert.start]
+        after = steps[len(before) :]
         if not before or not after:
             return None
-        job = after[-1].job
-        if job == before[-1].job:
-            return after[0]
-        return next(step for step in after if step.job == job)
+        job = after[-1].job_id
+        return after[0] if job == before[-1].job_id else next(step for step in after if step.job_id == job)
 
     def proves_end_of(self, alert: Alert) -> bool:
         """Whether the run is well, by evidence that is newer than the fault: an iteration, where a job trains.

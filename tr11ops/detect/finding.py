@@ -48,7 +48,8 @@ class Finding(Record):
     `is_to_be_passed`: a later attempt trains, but has not come past the iteration at which the fault was: an alert of
     it, if people know of one, is not over.
 
-    `since`: when the fault began, by its evidence; None where that is the look.
+    `since`: when the fault began, by its evidence; None where that is the look. `patience`: of a standstill, for how
+    many seconds it would have been none; None for other faults.
     """
 
     detector: str
@@ -63,3 +64,4 @@ class Finding(Record):
     fault: str = ""
     consequences: tuple[Finding, ...] = ()
     is_to_be_passed: bool = False
+    patience: float | None = None

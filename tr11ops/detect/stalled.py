@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from msgspec.structs import replace
+
 from tr11ops.base.observed import Unknown, known
 from tr11ops.base.units import counted, duration
 from tr11ops.cluster.base import Job, JobState
@@ -44,7 +46,7 @@ def _without_liveness(snapshot: Snapshot, job: Job) -> Iterator[Finding]:
     over = derived.marker_of(snapshot, derived.identifiers(job)) is not None
     if silent is not None and silent > normal_silence.UNLEARNED_SECONDS and not over:
         title = f"job {job.job_id} has held its nodes for {duration(silent)} without any sign of life"
-        yield _finding(snapshot, job, title, (), job.start_time)
+        yield _finding(snapshot, job, title, (), since=job.start_time)
 
 
 class Standstill(Record):
@@ -92,7 +94,8 @@ def _without_progress(snapshot: Snapshot, job: Job, liveness: derived.Liveness) 
     if where:
         silence = duration(liveness.silent_for(snapshot.time))
         evidence.append(f"{counted(len(beats), 'rank')}: {where}; last sign of life {silence} ago")
-    yield _finding(snapshot, job, title, tuple(evidence), found.since)
+    told = _finding(snapshot, job, title, tuple(evidence), since=found.since)
+    yield replace(told, patience=found.patience)
 
 
 def _finding(snapshot: Snapshot, job: Job, title: str, evidence: tuple[str, ...], since: float | None) -> Finding:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from tr11ops.diagnose.attribution import attributors
+from tr11ops.base.fault_words import signature
 from tr11ops.diagnose.lines import split_prefixes
 from tr11ops.diagnose.sighting import LogLaunch, Sighting
 from tr11ops.diagnose.signature import NodeBlame
@@ -41,4 +41,4 @@ def _words(one: Sighting) -> str | None:
     """The words of a line that may be a habit; None where it cannot be one."""
     if one.raised is not None or one.signature.blame is NodeBlame.NODE:
         return None
-    return attributors.signature(split_prefixes(one.text)[1])
+    return signature(split_prefixes(one.text)[1])

@@ -291,7 +291,8 @@ def without_empty_paths(
         if value != "" or plain not in path_keys:
             continue
         if plain == key and type(None) in _kinds_at(schema, plain)[0]:
-            del left[key[0]][key[1]]  # all of them are keys of a section
+            section, name = plain
+            del left[section][name]
         else:
             problems.append(Problem(dotted(key), value, "is empty, and a path is needed", "write the path"))
     return left, problems

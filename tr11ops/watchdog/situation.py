@@ -7,7 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
-from tr11ops.alerts.situation import Act, RunCondition, RunSituation, Spell, TrainedStep
+from tr11ops.alerts.situation import Act, RunCondition, RunSituation, Spell
 from tr11ops.base.observed import Unknown, known
 from tr11ops.base.units import MINUTE, duration, timestamp
 from tr11ops.goodput.account import Goodput, account
@@ -80,7 +80,8 @@ def situation_of(
         withheld=intended.withheld,
         since=since,
         condition=None if verdict is None else condition_of(verdict, snapshot),
-        steps=_steps(snapshot),
+        steps=known(snapshot.steps, ()),
+        labels={attempt.job_id: attempt.label or attempt.job_id for attempt in known(snapshot.attempts, ())},
         left_out=tuple(entry for entry in known(snapshot.exclusions, ()) if entry.owner == AUTOMATIC_OWNER),
         has_next=isinstance(snapshot.jobs, Unknown) or bool(snapshot.pending_jobs),
     )
@@ -97,16 +98,6 @@ def condition_of(verdict: Verdict, snapshot: Snapshot) -> RunCondition:
         is_finished=is_finished,
         is_stopped=verdict.word is VerdictWord.STOPPED,
         resume=derived.command(snapshot, "resume") if waits_for_resume else "",
-    )
-
-
-def _steps(snapshot: Snapshot) -> tuple[TrainedStep, ...]:
-    """The steps that are still seen, as far as it is known when and in which job each was done."""
-    labels = {attempt.job_id: attempt.label or attempt.job_id for attempt in known(snapshot.attempts, ())}
-    return tuple(
-        TrainedStep(step.record.iteration, step.time, labels.get(step.job_id, step.job_id))
-        for step in known(snapshot.steps, ())
-        if step.time is not None and step.job_id
     )
 
 

@@ -8,13 +8,15 @@ import pytest
 from msgspec.structs import replace
 
 from tests.tr11ops.alerts.office import ANA, CRITICAL, HOUR, INFO, MINUTE, NOON, WARNING, finding
+from tests.tr11ops.status_cases import steps as logged_steps
 from tr11ops.alerts.changes import acknowledge, resolve
 from tr11ops.alerts.incidents import look
 from tr11ops.alerts.notify import tell
 from tr11ops.alerts.policy import Policy
-from tr11ops.alerts.situation import RunCondition, RunSituation, TrainedStep
+from tr11ops.alerts.situation import RunCondition, RunSituation
 from tr11ops.alerts.state import AlertState, Incident, Message
 from tr11ops.detect.finding import Finding
+from tr11ops.observe.snapshot import Step
 
 POLICY = Policy(run="small", directory="/runs/small", typed="tr11.toml", folder="/home/ana", recipients=(ANA,))
 HANG = finding("hung", title="job 1007 hangs", fix="tr11 stacks")
@@ -48,7 +50,7 @@ class Looks:
         condition: RunCondition | None = None,
         trained: float | None = None,
         after: float = MINUTE,
-        steps: tuple[TrainedStep, ...] = (),
+        steps: tuple[Step, ...] = (),
     ) -> list[Message]:
         """`trained`: seconds before this look that the last iteration ended."""
         self.now += after
@@ -178,11 +180,15 @@ def test_what_was_slow_before_a_stop_is_over_when_it_trains_again_and_is_not_slo
     assert "Nothing to type." in flat(message)
 
 
-def course(*parts: tuple[int, int, str]) -> tuple[TrainedStep, ...]:
+def course(*parts: tuple[int, int, str]) -> tuple[Step, ...]:
     """Steps of 10 s each: from which to which minute after noon, and in which job."""
+    (one,) = logged_steps(count=1)
     times = [(60 * minute + second, job) for first, last, job in parts for minute in range(first, last)
              for second in range(0, 60, 10)]  # fmt: skip
-    return tuple(TrainedStep(200 + number, NOON + time, job) for number, (time, job) in enumerate(times))
+    return tuple(
+        replace(one, record=replace(one.record, iteration=200 + number), time=NOON + time, job_id=job)
+        for number, (time, job) in enumerate(times)
+    )
 
 
 @pytest.mark.parametrize(
@@ -197,7 +203,7 @@ def course(*parts: tuple[int, int, str]) -> tuple[TrainedStep, ...]:
     ],
 )  # fmt: skip
 def test_an_all_clear_says_since_when_and_in_which_job_the_training_goes_on(
-    fault: Finding, steps: tuple[TrainedStep, ...], says: str
+    fault: Finding, steps: tuple[Step, ...], says: str
 ) -> None:
     looks = Looks()
     looks.see(at(fault, MINUTE), condition=ENDED, steps=steps)
@@ -330,6 +336,21 @@ def test_an_iteration_proves_in_one_look_that_a_training_stands_still_no_more() 
         looks.see(fault, condition=ENDED)
         told = [looks.see(condition=TRAINS, trained=1.0) for _ in range(2)]
         assert [len(messages) for messages in told] == ([1, 0] if looks_needed == 1 else [0, 1]), fault.detector
+
+
+def test_a_hang_that_recovers_by_itself_has_an_all_clear_and_no_second_alarm() -> None:
+    """Its ranks show life again and have finished no iteration yet, which is a stall for a moment."""
+    stall = finding("stalled", title="job 1007: no iteration after 8", fix="tr11 kill --wait", patience=5 * MINUTE)
+    looks = Looks()
+    (first,) = looks.see(at(HANG, 0.0), condition=ENDED)
+    told = [message for _ in range(3) for message in looks.see(at(stall, 0.0), condition=ENDED)]
+    assert told == []
+    (over,) = looks.see(condition=TRAINS, trained=1.0)
+    assert (over.kind, over.thread) == ("cleared", first.message_id) and "job 1007 hangs" in over.subject
+    looks.see(at(HANG, 0.0), condition=ENDED, after=HOUR * 2)
+    told = [message for _ in range(8) for message in looks.see(at(stall, 0.0), condition=ENDED)]
+    (again,) = told
+    assert "no iteration after 8" in again.subject, "it has had the time of an iteration, and more"
 
 
 def test_what_comes_back_is_dated_from_when_it_came_back() -> None:

@@ -114,7 +114,9 @@ def test_a_suspicion_that_proves_to_be_the_programs_is_told_in_its_thread() -> N
 
 
 def test_of_lesser_alerts_in_one_mail_the_strongest_cause_is_the_subject() -> None:
-    chain, slow, full = (finding(name, WARNING, title=f"it is {name}") for name in ("chain-end", "slow", "filesystem-full"))
+    chain, slow, full = (
+        finding(name, WARNING, title=f"it is {name}") for name in ("chain-end", "slow", "filesystem-full")
+    )
     (message,) = Watch().sees(chain, slow, full)
     assert message.subject == "[WARNING] small: it is filesystem-full (and 2 more)"
     assert message.body.startswith("It is filesystem-full.")

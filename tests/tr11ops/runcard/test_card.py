@@ -162,7 +162,13 @@ def test_variables_and_paths(tmp_path: Path) -> None:
     assert card.slurm.environment["PRICE"] == "5$"
 
 
-OWN_LISTS = {"data.prefixes", "filesystems.path", "perms.folders", "resilience.check_scripts", "resilience.check_scripts.script"}
+OWN_LISTS = {
+    "data.prefixes",
+    "filesystems.path",
+    "perms.folders",
+    "resilience.check_scripts",
+    "resilience.check_scripts.script",
+}
 NEEDED = {"run.directory"}
 
 

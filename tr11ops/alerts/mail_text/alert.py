@@ -203,7 +203,10 @@ def _all_clear(
         yield from wrapped(f"{over} {but}. Now: {_instead(situation, standing)}.")
     else:
         words = "" if situation is None or situation.condition is None else f" Now {situation.condition.words}."
-        yield from wrapped(f"{over}{_training_goes_on(alert, policy, situation)}{words}" + ("" if standing or resume else " Nothing to type."))
+        yield from wrapped(
+            f"{over}{_training_goes_on(alert, policy, situation)}{words}"
+            + ("" if standing or resume else " Nothing to type.")
+        )
     for other in standing[:MOST_STANDING]:
         yield from wrapped(
             f"Still open, {other.severity.name}: {other.title} (since {moment(other.start, policy)}).", "", "  "
@@ -215,11 +218,12 @@ def _all_clear(
 
 
 def _training_goes_on(alert: Alert, policy: Policy, situation: RunSituation | None) -> str:
-    """A sentence: since when the training goes on that stood still, in which job; "" where it did not, or is unknown."""
+    """A sentence: since when the training goes on that stood still, in which job; "" where it did not, or unknown."""
     step = None if situation is None else situation.went_on(alert)
-    if step is None:
+    if situation is None or step is None or step.time is None:
         return ""
-    return f" Training goes on since {moment(step.time, policy)}: job {step.job}, from step {step.iteration:,}."
+    job = situation.labels.get(step.job_id, step.job_id)
+    return f" Training goes on since {moment(step.time, policy)}: job {job}, from step {step.record.iteration:,}."
 
 
 def _type(alert: Alert, policy: Policy, is_cured: bool) -> Iterator[str]:
