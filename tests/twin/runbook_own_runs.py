@@ -132,11 +132,21 @@ def dies_of_its_data(scene: Scene, saved: int) -> None:
 
 @scenario("limit-changed", alone=True)
 def limit_changed(scene: Scene) -> None:
-    """Someone leaves the running job little of its time: it is told, and the attempt leaves with a save."""
-    scene.launch("--array", "1-3")
+    """Someone leaves the running job little of its time: it is told, and the attempt leaves with a save.
+
+    It leaves as soon as it has heard of it, maybe before anyone types: then the command says that all is saved.
+    """
+
+    def lower() -> None:
+        """The limit of the task that trains now."""
+        scene.train()
+        scene.heal()
+        inject(scene.twin, "job-limit-lowered")
+
+    scene.launch("--array", "1-9")
     job = scene.train()
-    inject(scene.twin, "job-limit-lowered")
-    scene.treat("limit-changed")
+    lower()
+    scene.treat("limit-changed", expect=(0, 1), renew=lower)
     marker = EndMarker.read(scene.paths.end_marker(job.raw_id))
     assert marker is not None and marker.checkpoint_step == marker.iteration
 

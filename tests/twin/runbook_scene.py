@@ -137,18 +137,26 @@ class Scene:
         *detectors: str,
         expect: Sequence[int] = (0,),
         after: Callable[[], object] = lambda: None,
+        renew: Callable[[], object] = lambda: None,
         **words: str,
     ) -> None:
         """The fault shows, and stays; its page's commands are typed with `words` in place of its capitals; it is gone.
 
         Of several detectors, all must show at once, and all pages must have the same cure. `after`: what others do
-        once the commands were typed. `by_mail`: the commands are those of the mail; one that only says where to look
+        once the commands were typed. `renew`: brings about again what goes away by itself. `by_mail`: the commands are those of the mail; one that only says where to look
         says something, and the page is followed.
         """
         wanted = set(detectors)
-        self.until(lambda: wanted <= self.findings(), f"{wanted}")
+
+        def shows() -> bool:
+            if wanted <= self.findings():
+                return True
+            renew()
+            return False
+
+        self.until(shows, f"{wanted}")
         time.sleep(STAYS_SECONDS)
-        self.until(lambda: wanted <= self.findings(), f"{wanted} again")
+        self.until(shows, f"{wanted} again")
         mailed = mailed_commands(self, wanted)
         if self.by_mail and wanted & self.findings(above="info") and not wanted <= set(LOOKS):
             if not mailed:  # what is measured may pass for well at one look

@@ -90,20 +90,33 @@ class TrainingRequest(Record):
         return Outcome(lines=(f"{label}: {answer.message}",))
 
 
-def _training_to_ask(context: RunContext, done: str, timeout: float | None) -> TrainingRequest:
+def _training_to_ask(context: RunContext, done: str, timeout: float | None, is_save: bool = False) -> TrainingRequest:
     """The run and what of it trains. Raises CardError and Refusal as `run_to_stop`.
 
     Refused too where nothing of the run trains, so that nothing can be `done` ("saved"), or where that cannot be seen.
-    An answer is waited for as the user says, else as long as a stop may take.
+    An attempt may have left a moment ago: who asks for a save (`is_save`) hears what is saved. An answer is waited for
+    as the user says, else as long as a stop may take.
     """
     run = run_to_stop(context)
     view = run.look()
     if view.unread:
         raise Refusal(f"whether anything of this run is training cannot be seen: {view.unread}", exit_code=3)
     if not (view.attempts or view.foreground or view.read_error or view.unclear):
-        raise Refusal(f"nothing of this run is training, so nothing can be {done}; look with `{run.command('status')}`")
+        said, look = _saved(view) if is_save else "", run.command("status")
+        raise Refusal(f"nothing of this run is training, so nothing can be {done}{said}; look with `{look}`")
     seconds = run.card.resilience.stop_within_minutes * 60 if timeout is None else timeout
     return TrainingRequest(run, view, context.reason, seconds)
+
+
+def _saved(view: StopView) -> str:
+    """How much of what was trained is in the newest whole checkpoint, as the end of a sentence; "" before any step."""
+    if view.iteration is None:
+        return ""
+    if view.checkpoint is None:
+        return f"; no checkpoint has any of its {counted(view.iteration, 'step')}"
+    if view.checkpoint < view.iteration:
+        return f"; its newest checkpoint is step {view.checkpoint}, and its last step was {view.iteration}"
+    return f"; all that it trained is saved, in step {view.checkpoint}"
 
 
 # ----------------------------------------------------------------------------- checkpoint-now
@@ -118,7 +131,7 @@ def checkpoint_now(
     Examples:
       tr11 checkpoint-now --wait --reason "before the maintenance"
     """
-    training = _training_to_ask(context, "saved", timeout)
+    training = _training_to_ask(context, "saved", timeout, is_save=True)
     before = read_request(training.run.directory.paths.checkpoint_request, "checkpoint")
     lines = training.lines("will save and train on")
     question = "Ask for a checkpoint?"

@@ -17,7 +17,8 @@ from tests.tr11ops.cli.local_bench import LocalBench
 from tests.tr11ops.cli.run_folder import run_directory
 from tests.tr11ops.cli.trainings import END, running
 from tests.tr11ops.cli.typed_commands import held, tr11, write_beats
-from tests.tr11ops.launch.run_inputs import write_card
+from tests.tr11ops.launch.run_inputs import write_card, write_checkpoint
+from tests.tr11ops.status_cases import record
 from tests.waiting import until
 from tr11ops.cli import resume
 from tr11ops.cli.main import execute
@@ -27,6 +28,7 @@ from tr11ops.queue.stop import StopView
 from tr11ops.rundir.journal import read_journal
 from trainer.contract import requests
 from trainer.contract.end_marker import EndMarker
+from trainer.contract.logline import format_step
 from trainer.contract.requests import Request, new_request, pause_of, read_request
 from trainer.contract.requests import RequestAnswer as CheckpointAnswer
 
@@ -76,6 +78,26 @@ def test_nothing_is_asked_of_a_run_that_does_not_train(bench: LocalBench) -> Non
     run_directory(bench).root.mkdir()
     answer = tr11(bench, "checkpoint-now", "--yes")
     assert answer.code == 1 and "nothing of this run is training" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("last", "saved", "said"),
+    [
+        (2, None, "no checkpoint has any of its 2 steps"),
+        (5, 4, "its newest checkpoint is step 4, and its last step was 5"),
+        (5, 5, "all that it trained is saved, in step 5"),
+    ],
+)
+def test_who_asks_too_late_hears_what_is_saved(bench: LocalBench, last: int, saved: int | None, said: str) -> None:
+    """An attempt that hears of its end saves and leaves by itself, maybe a moment before someone asks it to save."""
+    paths = run_directory(bench).paths
+    paths.main_log.parent.mkdir(parents=True)
+    paths.main_log.write_text(f"{format_step(record(last))}\n")
+    if saved is not None:
+        write_checkpoint(paths.checkpoints, saved)
+    answer = tr11(bench, "checkpoint-now", "--yes")
+    told = f"so nothing can be saved; {said}; look with `tr11 status"
+    assert (answer.code, answer.out) == (1, "") and told in answer.err, answer.err
 
 
 # ----------------------------------------------------------------------------- profile
