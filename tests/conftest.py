@@ -13,7 +13,7 @@ from tr11ops.cluster.local_store import FOLDER_VARIABLE
 from tr11ops.rundir import fallback
 from trainer.control.loading import without_collections
 
-# The first example imports what the others find loaded, and three parts of the tests run at a time.
+# The first example imports what the others find loaded, and five parts of the tests run at a time.
 settings.register_profile("tr11", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tr11")
 
