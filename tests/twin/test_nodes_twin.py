@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from tr11ops.queue.given_nodes import known_names
 from tr11ops.queue.queued_jobs import PendingJobs
 from tr11ops.rundir.attempts import LaunchRecord
 from tr11ops.rundir.exclusions import read_version
+from tr11ops.rundir.journal import user_name
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.twin.faults import heal, inject
 from tr11ops.twin.twin import Twin
@@ -105,6 +107,36 @@ def script(folder: Path, body: str) -> tuple[str, str]:
     path.write_text(f"#!/bin/bash\n{body}\n")
     path.chmod(0o755)
     return "--set", f'resilience.check_scripts=["{path}"]'
+
+
+def test_a_node_that_is_merely_down_is_said_and_reported(place: Place) -> None:
+    """It is not excluded: state, reason, since when and by whom are the scheduler's, and what to type is shown."""
+    dead, drained, bad = place.nodes[:3]
+    begun = time.time()
+    assert place.type_in("list", "--report", "-")[0] == 1  # nothing to report
+    place.control("update", f"NodeName={dead}", "State=DOWN", "Reason=PSU 2 has failed")
+    place.control("update", f"NodeName={drained}", "State=DRAIN", "Reason=fan 3, by hand")
+    try:
+        for words in (("--excluded",), (dead,), (dead, "--excluded")):
+            code, out, err = place.type_in("list", *words)
+            said = " ".join(out.split())
+            assert code == 0 and f"{dead}: not excluded by this run; down since 20" in said, (words, out, err)
+            assert f", by {user_name()}: PSU 2 has failed" in said and max(map(len, out.splitlines())) <= 80
+            assert f"\n  tr11 nodes list {dead} --report -\n" in out or words == ("--excluded",)
+            assert "--report -" in said and "--reason REASON" in said
+            assert ("fan 3" in said) is (words == ("--excluded",))
+        [row] = json.loads(place.type_in("list", dead, "--json")[1])["nodes"]
+        assert row["site_reason_by"] == user_name() and begun - 2 <= row["site_reason_since"] <= time.time() + 2
+        note = place.type_in("list", "--excluded", "--report", "-")[1]
+        assert f"Subject: Faulty node {dead}\n" in note and "the training small cannot use this node" in note
+        assert f"\n{dead}: down since 20" in note and "PSU 2 has failed" in note and "fan 3" not in note
+        assert "fan 3, by hand" in place.type_in("list", drained, "--report", "-")[1], "where it is named"
+        assert place.type_in("exclude", bad, dead, "--reason", "Xid 79", "--yes", *CAP)[0] == 0
+        both = place.type_in("list", "--excluded", "--report", "-")[1]
+        assert f"{dead}: Xid 79 (seen" in both and "the scheduler says: down since 20" in both and f"{bad}: Xid" in both
+    finally:
+        place.control("update", f"NodeName={dead},{drained}", "State=RESUME")
+        until(lambda: all(node.is_usable for node in place.slurm.nodes()), "whole nodes")
 
 
 def test_an_exclusion_reaches_queued_jobs_and_touches_no_drain(place: Place) -> None:

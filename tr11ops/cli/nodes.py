@@ -27,10 +27,10 @@ from tr11ops.cli.nodes_view import (
     write_note,
 )
 from tr11ops.cli.terminal import local_time, plain_text, show, table
-from tr11ops.cluster.hostlist import expand
+from tr11ops.cluster.hostlist import compress, expand
 from tr11ops.health.base import CheckOutcome
-from tr11ops.nodes.note import short_reason
-from tr11ops.nodes.view import rows
+from tr11ops.nodes.note import short_reason, words_of
+from tr11ops.nodes.view import is_shut, rows
 from tr11ops.rundir.exclusion import NodeStanding
 from tr11ops.rundir.exclusions import EXCLUDED, read_version
 from tr11ops.rundir.exclusions import history as events_of
@@ -40,6 +40,8 @@ from tr11ops.rundir.node_standing import kept_off, what_comes_next
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tr11ops.cli.nodes_view import NodesContext
+    from tr11ops.cluster.base import Node
     from tr11ops.nodes.check import NodeCheck
     from tr11ops.nodes.view import NodeRow
 
@@ -57,6 +59,7 @@ app = typer.Typer(
 )
 
 SKIP = "resilience.skip_checks"
+SHUT_SHOWN = 8
 SomeNodes = Annotated[
     list[str] | None,
     typer.Argument(
@@ -104,6 +107,10 @@ def list_nodes(
     for row in found:
         for line in _standing_lines(row):
             print(textwrap.fill(plain_text(line), 80, subsequent_indent="  "))
+    if excluded or wanted:
+        for line in _shut_lines([node for node in chosen if node.name in wanted or not wanted], nodes_context):
+            is_command = line.startswith("  ")  # to be copied as it is
+            print(line if is_command else textwrap.fill(plain_text(line), 80, subsequent_indent="  "))
     say(_count(found))
 
 
@@ -117,6 +124,23 @@ def _count(found: Sequence[NodeRow]) -> str:
     parts += [f"{avoided} avoided"] if avoided else []
     parts += [f"{watched} watched"] if watched else []
     return ", ".join(parts)
+
+
+def _shut_lines(nodes: Sequence[Node], nodes_context: NodesContext) -> list[str]:
+    """What is known of nodes that the scheduler does not use and the run does not exclude, and what to type."""
+    shut = [node for node in nodes if is_shut(node) and nodes_context.find(node.name) is None]
+    if not shut:
+        return []
+    lines = [f"{node.name}: not excluded by this run; {words_of(node)}" for node in shut[:SHUT_SHOWN]]
+    more = len(shut) - len(lines)
+    lines += [f"and {counted(more, 'more node')}: `tr11 nodes list`"] if more else []
+    names = compress(node.name for node in shut)
+    return [
+        *lines,
+        "No job is placed there before the site changes that. To ask it, and to keep this run off afterwards, too:",
+        f"  tr11 nodes list {names} --report -",
+        f"  tr11 nodes exclude {names} --reason REASON",
+    ]
 
 
 def _standing_lines(row: NodeRow) -> list[str]:
@@ -144,6 +168,8 @@ def _row_values(row: NodeRow, now: float) -> dict[str, Any]:
         "node": row.name,
         "state": row.state,
         "site_reason": row.reason,
+        "site_reason_since": None if row.node is None else row.node.reason_time,
+        "site_reason_by": "" if row.node is None else row.node.reason_user,
         "jobs": list(row.jobs),
         "exclusion": None if row.exclusion is None else exclusion_values(row.exclusion, now),
         "suspicion": None if row.suspicion is None else exclusion_values(row.suspicion, now),

@@ -20,7 +20,7 @@ from tr11ops.launch.preflight import chosen_partition
 from tr11ops.nodes.names import card_exclusions, resolve
 from tr11ops.nodes.note import support_note
 from tr11ops.nodes.queue_exclusions import RunQueue
-from tr11ops.nodes.view import queue_changes
+from tr11ops.nodes.view import is_lost, is_shut, queue_changes
 from tr11ops.observe.files import read_submissions
 from tr11ops.observe.mounted import why_unmounted
 from tr11ops.observe.ownership import own_jobs
@@ -186,16 +186,27 @@ def exclusion_values(entry: Exclusion, now: float) -> dict[str, Any]:
 
 
 def write_note(nodes_context: NodesContext, names: Sequence[str], place: str) -> None:
-    """Write the note to the site's support about these excluded nodes to `place`; `-` is the standard output."""
+    """Write the note to the site's support about these nodes to `place`; `-` is the standard output.
+
+    They are those that are excluded or that the scheduler does not use; without `names` the excluded ones, and those of
+    the run's partition that are lost: what the site has drained it knows.
+    """
     entries = [
         entry
         for entry in read_version(nodes_context.directory.exclusions).exclusions
         if not names or entry.node in names
     ]
+    listed, own = {entry.node for entry in entries}, {node.name for node in nodes_context.partition_nodes}
+    shut = [
+        node
+        for node in nodes_context.nodes
+        if is_shut(node) and (node.name in {*names, *listed} or (not names and node.name in own and is_lost(node)))
+    ]
     try:
         text = support_note(
-            entries, nodes_context.card.run.name, nodes_context.user, nodes_context.card.resilience.support_address
-        )
+            entries, nodes_context.card.run.name, nodes_context.user,
+            address=nodes_context.card.resilience.support_address, shut=shut,
+        )  # fmt: skip
     except ValueError as error:
         raise Refusal(f"--report: {error}") from None
     if place == "-":

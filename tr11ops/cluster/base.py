@@ -96,6 +96,8 @@ class Node(Record):
     gpu_kind: str = ""  # where all of its GPUs are of one: the site's word for it, or the driver's
     gpu_memory_megabytes: int = 0  # MiB of the smallest GPU; 0 where it is not told
     gpu_fault: str = ""  # why it is not known which GPUs it has
+    reason_time: float | None = None  # when the reason was given (seconds since the epoch), and by whom
+    reason_user: str = ""
 
     @property
     def is_usable(self) -> bool:

@@ -82,7 +82,8 @@ def with_room(jobs: Iterable[Job], nodes: Iterable[Node]) -> tuple[Job, ...]:
         kind = (job.state, job.reason, job.priority == 0, job.partition, job.node_count, job.gpus_per_node)
         if kind not in kinds:
             can_start = job.state is JobState.PENDING and reason_of_job(job).wait is not Wait.NEVER
-            kinds[kind] = can_start and job.node_count > 0 and not why_no_room(job, listed)
+            is_too_large = bool(listed) and job.node_count > len(listed)  # whatever its partition
+            kinds[kind] = can_start and job.node_count > 0 and not is_too_large and not why_no_room(job, listed)
         if kinds[kind]:
             found.append(job)
     return tuple(found)

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec.structs import replace
 
 from tr11ops.cluster.base import Node
 from tr11ops.cluster.gres import gpu_count, gpu_kind_of
 from tr11ops.cluster.node_states import state_words
-from tr11ops.cluster.slurm_text import SEPARATOR, text_value
+from tr11ops.cluster.slurm_text import SEPARATOR, text_value, time_stamp
 
-_FIELDS = ("NodeList", "StateComplete", "PartitionName", "Available", "CPUs", "Gres", "Memory", "Features", "Reason")
+_FIELDS = (
+    "NodeList", "StateComplete", "PartitionName", "Available", "CPUs", "Gres", "Memory", "Features", "Reason",
+    "Timestamp", "User",
+)  # fmt: skip
 # a colon without a size is "as wide as the value"; what follows it is printed behind the value
 FORMAT = ",".join(f"{name}:{SEPARATOR}" for name in _FIELDS)
+
+
+def _reason(reason: str, since: str, user: str) -> dict[str, Any]:
+    """Why a node is as it is, since when and by whom; nothing where no reason is given."""
+    if reason == "none" or not text_value(reason):
+        return {}
+    by = "" if user == "Unknown" else text_value(user)
+    return {"reason": text_value(reason), "reason_time": time_stamp(since), "reason_user": by}
 
 
 def nodes_from_table(text: str) -> tuple[Node, ...] | None:
@@ -26,13 +39,13 @@ def nodes_from_table(text: str) -> tuple[Node, ...] | None:
         fields = line.split(SEPARATOR)
         if len(fields) != len(_FIELDS) or not fields[4].isdigit():
             return None
-        name, state, partition, available, cpus, gres, memory, features, reason = fields
+        name, state, partition, available, cpus, gres, memory, features, reason, since, user = fields
         node = found.get(name)
         if node is None:
             node = Node(
                 name=name,
                 states=state_words(state),
-                reason="" if reason == "none" else text_value(reason),
+                **_reason(reason, since, user),
                 cpus=int(cpus),
                 gpus=gpu_count(gres),
                 gpu_kind=gpu_kind_of(gres),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from datetime import datetime
+from typing import Any
 
 from tr11ops.base.errors import HostlistError
 from tr11ops.cluster.arrays import NO_TASK, task_numbers
@@ -175,13 +176,24 @@ def exit_pair(text: str) -> tuple[int | None, int | None]:
     return (int(match[1]), int(match[2]) or None) if match else (None, None)
 
 
+def node_reason(text: str) -> dict[str, Any]:
+    """Why a node is as it is, since when and by whom, of "fan 3 [root@2026-01-01T10:00:00]"; nothing of ""."""
+    if not text:
+        return {}
+    found = re.fullmatch(r"(.*?)\s*\[([^@\[\]]*)@([^\]]*)\]", text, re.DOTALL)
+    if found is None:
+        return {"reason": text}
+    reason, user, since = found.groups()
+    return {"reason": reason, "reason_time": time_stamp(since), "reason_user": user}
+
+
 def nodes_from_scontrol(text: str) -> tuple[Node, ...]:
     """Nodes of `scontrol show nodes`."""
     return tuple(
         Node(
             name=record["NodeName"],
             states=state_words(record.get("State", "UNKNOWN")),
-            reason=text_value(record.get("Reason", "")),
+            **node_reason(text_value(record.get("Reason", ""))),
             cpus=int(record.get("CPUTot", "0")),
             gpus=gpu_count(record.get("Gres", "")),
             gpu_kind=gpu_kind_of(record.get("Gres", "")),

@@ -21,6 +21,17 @@ class NodeRow(Record):
     jobs: tuple[str, ...]
     suspicion: Exclusion | None = None  # it is used on, after the others
     elsewhere: tuple[Exclusion, ...] = ()  # what other runs have on record of it
+    node: Node | None = None  # as the scheduler has it, None as `state`
+
+
+def is_shut(node: Node) -> bool:
+    """Whether the scheduler itself places no work there, by what it says."""
+    return not node.is_usable and not node.is_unknown
+
+
+def is_lost(node: Node) -> bool:
+    """Whether nothing runs there any more, or it does not answer: not where the site has taken it out of service."""
+    return node.is_gone or node.is_silent
 
 
 def rows(
@@ -48,6 +59,7 @@ def rows(
                 jobs=tuple(job.job_id for job in holders.get(name, ())),
                 suspicion=suspected.get(name),
                 elsewhere=tuple(one for one in others if one.node == name),
+                node=node,
             )
         )
     return tuple(found)

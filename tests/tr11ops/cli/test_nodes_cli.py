@@ -60,7 +60,8 @@ def test_list_shows_every_node_once(nodes, bench: LocalBench) -> None:
     rows = {row["node"]: row for row in found["nodes"]}
     assert set(rows) == {ONE, TWO, THREE, "local-node4", "gone07"}
     innocent = {"exclusion": None, "suspicion": None, "elsewhere": []}
-    assert rows[ONE] == {"node": ONE, "state": "idle", "site_reason": "", "jobs": [], **innocent}
+    site = {"site_reason": "", "site_reason_since": None, "site_reason_by": ""}
+    assert rows[ONE] == {"node": ONE, "state": "idle", "jobs": [], **site, **innocent}
     assert rows[TWO]["exclusion"]["owner"] == "tr11" and not rows[TWO]["exclusion"]["is_due"]
     assert rows["gone07"]["state"] is None and rows["gone07"]["exclusion"]["until"] is None
     shown = nodes("list").out

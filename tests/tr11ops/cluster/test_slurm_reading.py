@@ -119,15 +119,17 @@ def test_no_array_expression_breaks_the_reader(text: str) -> None:
 
 def test_the_table_of_nodes_tells_the_partitions_that_start_nothing() -> None:
     """As sinfo of 22.05 answers `--Node --Format`: a row for each node and partition."""
+    size = ("64", "gpu:a100:8(S:0-1)", "500000", "a100,ib")
+    drained = ("fan | 3, by hand", "1795256049", "root")
     rows = [
-        ("n1", "idle+drain", "gpu", "down", "64", "gpu:a100:8(S:0-1)", "500000", "a100,ib", "fan | 3, by hand"),
-        ("n1", "idle+drain", "all", "up", "64", "gpu:a100:8(S:0-1)", "500000", "a100,ib", "fan | 3, by hand"),
-        ("c1", "mixed", "all", "up", "32", "(null)", "250000", "(null)", "none"),
+        ("n1", "idle+drain", "gpu", "down", *size, *drained),
+        ("n1", "idle+drain", "all", "up", *size, *drained),
+        ("c1", "mixed", "all", "up", "32", "(null)", "250000", "(null)", "none", "Unknown", "Unknown"),
     ]
     text = "".join("".join(f"{value}\x1f" for value in row) + "\n" for row in rows)
     assert slurm_nodes.nodes_from_table(text) == (
         Node("n1", frozenset({"idle", "drain"}), "fan | 3, by hand", 64, 8, 500_000, ("gpu", "all"),
-             frozenset({"a100", "ib"}), ("gpu",), gpu_kind="a100"),
+             frozenset({"a100", "ib"}), ("gpu",), gpu_kind="a100", reason_time=1795256049.0, reason_user="root"),
         Node("c1", frozenset({"mixed"}), "", 32, 0, 250_000, ("all",)),
     )  # fmt: skip
     assert slurm_nodes.nodes_from_table("") == ()
