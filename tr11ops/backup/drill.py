@@ -50,7 +50,7 @@ def choose_copy(copies: Iterable[CopyRecord], archive: str | None = None) -> Cop
 
 
 def inspect(folder: Path) -> LoadResult:
-    """Read the manifest, every digest and every tensor's header with the trainer's own reader.
+    """Read the manifest, every digest and every number with the trainer's own reader; none may be NaN or infinite.
 
     A rehearsal's checkpoint holds no tensors, and the restore has compared its digests.
     """
@@ -60,18 +60,27 @@ def inspect(folder: Path) -> LoadResult:
         return LoadResult(False, cause(error))
     if manifest is not None and manifest.is_rehearsed:
         return LoadResult(True, "every digest agrees; it is a rehearsal's checkpoint, without tensors to read")
-    command = [sys.executable, "-P", "-m", "trainer.checkpoint", "inspect", str(folder), "--verify"]
+    for words in (["inspect", str(folder), "--verify"], ["values", str(folder)]):
+        fault = _fault_of(words)
+        if fault is not None:
+            return LoadResult(False, fault)
+    return LoadResult(True, "and read by the trainer, every number finite")
+
+
+def _fault_of(words: list[str]) -> str | None:
+    """What the trainer's reader has against a checkpoint, in its last line; None if nothing."""
+    command = [sys.executable, "-P", "-m", "trainer.checkpoint", *words]
     try:
         done = subprocess.run(
             command, check=False, capture_output=True, text=True, timeout=LOAD_SECONDS, stdin=subprocess.DEVNULL,
             env=child_environment(os.environ),
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return LoadResult(False, f"it could not be read within {duration(LOAD_SECONDS)}")
-    said = (done.stdout + done.stderr).strip().splitlines()
+        return f"it could not be read within {duration(LOAD_SECONDS)}"
     if done.returncode == 0:
-        return LoadResult(True, "and read by the trainer")
-    return LoadResult(False, said[-1] if said else "")
+        return None
+    said = (done.stdout + done.stderr).strip().splitlines()
+    return said[-1] if said else ""
 
 
 def run_drill(

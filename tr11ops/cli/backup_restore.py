@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -41,6 +42,7 @@ from tr11ops.rundir.identity import adopt_run_id, run_id
 from tr11ops.rundir.journal import user_name
 from trainer.contract.documents import document
 from trainer.contract.files import host_name
+from trainer.contract.manifest import Manifest
 from trainer.contract.paths import MANIFEST_FILE
 from trainer.contract.resumable import ResumeNeed
 
@@ -153,14 +155,20 @@ def restore(
         bool, typer.Option("--latest", help="Have DIR/latest name it: a restart from DIR then takes it.")
     ] = False,
     values: Annotated[
-        bool, typer.Option("--values", help="Then look at every number: is one NaN or infinite? Exit code 1 if so.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--values/--no-values",
+            help="Look at every number: is one NaN or infinite? Exit code 1 if so. Default: where they can be read.",
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be restored.")] = False,
     why: ReasonOption = "",
 ) -> None:
     """Bring a checkpoint back: every digest is compared, only what is whole gets its name. Repeat it when cut off.
 
-    A digest says that the bytes are those that were saved, not that the numbers are good: `--values` looks at them.
+    A digest says that the bytes are those that were saved, not that the numbers are good: then each is looked at, which
+    takes about a second a GiB (`--no-values` leaves it out). Where one is NaN or infinite, the exit code is 1 and
+    `--latest` moves nothing. With `--values`, so it is where the numbers cannot be read.
 
     Nothing that is there is replaced: a checkpoint of that step in DIR stays as it is.
 
@@ -204,8 +212,10 @@ def restore(
         numbers = None
         if not dry_run:
             made = _restored(backup, archive, found, into, file, why)
-            numbers = look_at_values([made]).get(made) if values else None
-            if latest and (numbers is None or numbers.is_sound):
+            if file is None:
+                numbers = _numbers_of(made, values)
+            refused = numbers is not None and _is_refused(numbers, values)
+            if latest and not refused:
                 _move_latest(backup, into, step, made)
     shown = {
         "schema": SCHEMA, "dry_run": dry_run, "path": str(made), "step": step, "kind": receipt.kind,
@@ -216,15 +226,42 @@ def restore(
     line = f"{archive.address}/{receipt.location} {what} {would} {made}"
     context.emit({**shown, "from": receipt.location, "bytes": receipt.bytes}, [line])
     if numbers is not None:
-        _say_numbers(step, numbers, latest)
+        _say_numbers(step, numbers, values, latest)
     elif not dry_run and file is None:
         say(NOT_LOOKED_AT)
 
 
-def _say_numbers(step: int, numbers: ValuesFound, latest: bool) -> None:
-    """Raises typer.Exit where they are not sound."""
-    say(f"step {step}: {'' if numbers.is_sound else 'BAD '}{numbers}")
-    if numbers.is_sound:
+def _numbers_of(made: Path, asked: bool | None) -> ValuesFound | None:
+    """What the numbers are of what was restored, unless that is not wanted. Raises Refusal where it was asked for."""
+    if asked is False:
+        return None
+    if not asked:
+        why = _why_unreadable(made)
+        if why:
+            return ValuesFound(0, fault=why)
+    return look_at_values([made]).get(made)
+
+
+def _why_unreadable(made: Path) -> str:
+    """Why no one need try to read the numbers: there are none, or nothing here reads them. "" where one may."""
+    manifest = Manifest.read(made)
+    if manifest is not None and manifest.is_rehearsed:
+        return "it is a rehearsal's checkpoint, without tensors"
+    if importlib.util.find_spec("torch") is None:
+        return "torch is not installed here"
+    return ""
+
+
+def _is_refused(numbers: ValuesFound, asked: bool | None) -> bool:
+    """Bad numbers are refused; numbers that no one could look at, where someone asked for it."""
+    return bool(numbers.not_finite) or (bool(asked) and not numbers.is_sound)
+
+
+def _say_numbers(step: int, numbers: ValuesFound, asked: bool | None, latest: bool) -> None:
+    """Raises typer.Exit where they are refused."""
+    refused = _is_refused(numbers, asked)
+    say(f"step {step}: {'BAD ' if refused else ''}{numbers}")
+    if not refused:
         return
     if latest:
         say("latest is left as it is")

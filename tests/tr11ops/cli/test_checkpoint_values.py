@@ -1,4 +1,4 @@
-"""Whole bytes may hold NaN: `verify` and `restore` look at the numbers where asked, and say so where they did not."""
+"""Whole bytes may hold NaN: `verify` looks at the numbers where asked, `restore` and `drill` unless told not to; all say what they did."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import pytest
 
 from tests.tr11ops.cli.local_bench import LocalBench
 from tests.trainer.checkpoint.memory_source import Sizes, extras_of, info_of, memory_source
+from tr11ops.cli import backup_restore
+from tr11ops.cli.checkpoints import ValuesFound
 from trainer.checkpoint import rewrite
 from trainer.checkpoint.deepspeed.write import write_deepspeed_layout
 
@@ -31,7 +33,7 @@ def save(checkpoints: Path, monkeypatch: pytest.MonkeyPatch):
         for number, (part, key) in enumerate(spoilt):
             source.parts[part][key].view(-1)[-1] = (math.nan, -math.inf)[number % 2]
         for module in (rewrite, __import__("trainer.checkpoint.deepspeed.write", fromlist=["write"])):
-            monkeypatch.setattr(module, "read_finite", lambda source, *place: source.read(*place))
+            monkeypatch.setattr(module, "read_finite", lambda source, *place, **cut: source.read(*place, **cut))
         write = rewrite.write_checkpoint if layout == "tr11" else write_deepspeed_layout
         return write(checkpoints, source, step, extras_of(source), info_of(source, TOPOLOGY))
 
@@ -73,19 +75,55 @@ def test_what_cannot_be_read_is_not_called_finite(bench: LocalBench, save) -> No
     assert answer.code != 0 and "finite, " not in answer.err
 
 
-def test_restore_looks_where_asked_and_latest_stays(bench: LocalBench, save, tmp_path: Path) -> None:
+@pytest.fixture
+def stored(bench: LocalBench, tmp_path: Path):
+    """Copies what was saved, and gives the words that name run and store."""
+
+    def copy() -> tuple[str, ...]:
+        store = tmp_path / "store"
+        store.mkdir()
+        run = ("--run", str(bench.card), "--set", f"backup.store={store}", "--set", "backup.store_interval=100")
+        assert bench.tr11("backup", "run", *run).code == 0
+        return run
+
+    return copy
+
+
+@pytest.mark.parametrize("asked", [(), ("--values",)])
+def test_restore_looks_at_every_number_and_latest_stays(bench: LocalBench, save, stored, tmp_path: Path, asked) -> None:
     save(100)
     save(200, NAN)
-    store, into = tmp_path / "store", tmp_path / "again"
-    store.mkdir()
-    run = ("--run", str(bench.card), "--set", f"backup.store={store}", "--set", "backup.store_interval=100")
-    assert bench.tr11("backup", "run", *run).code == 0
-    first = bench.tr11("backup", "restore", "100", "--output", str(into), "--latest", "--values", *run)
+    run, into, other = stored(), tmp_path / "again", tmp_path / "other"
+    first = bench.tr11("backup", "restore", "100", "--output", str(into), "--latest", *asked, *run)
     assert first.code == 0 and "step 100: numbers finite" in first.err
     assert (into / "latest").read_text() == "global_step100"
-    without = bench.tr11("backup", "restore", "200", "--output", str(into), *run)
-    assert without.code == 0 and "numbers were not looked at: --values" in without.err
-    other = tmp_path / "other"
-    bad = bench.tr11("backup", "restore", "200", "--output", str(other), "--latest", "--values", *run, "--json")
+    bad = bench.tr11("backup", "restore", "200", "--output", str(other), "--latest", *asked, *run, "--json")
     assert bad.code == 1 and bad.json["values"]["not_finite"] == [{"part": NAN[0], "tensor": NAN[1]}]
     assert "BAD NaN or infinity" in bad.err and not (other / "latest").exists() and (other / "global_step200").is_dir()
+    without = bench.tr11("backup", "restore", "200", "--output", str(other), "--latest", "--no-values", *run)
+    assert without.code == 0 and "numbers were not looked at: --values" in without.err
+    assert (other / "latest").read_text() == "global_step200"
+
+
+def test_numbers_that_no_one_can_read_are_not_called_finite_and_stop_who_asked(
+    bench: LocalBench, save, stored, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(100)
+    run, into = stored(), tmp_path / "again"
+    unread = ValuesFound(0, fault="no such layout")
+    monkeypatch.setattr(backup_restore, "look_at_values", lambda places: dict.fromkeys(places, unread))
+    said = "numbers could not be looked at: no such layout"
+    asked = bench.tr11("backup", "restore", "100", "--output", str(into), "--latest", "--values", *run)
+    assert asked.code == 1 and said in asked.err and not (into / "latest").exists()
+    by_default = bench.tr11("backup", "restore", "100", "--output", str(into), "--latest", *run)
+    assert by_default.code == 0 and said in by_default.err and (into / "latest").exists()
+
+
+def test_a_drill_looks_at_the_numbers_too(bench: LocalBench, save, stored) -> None:
+    save(100)
+    run = stored()
+    assert "every number finite" in bench.tr11("backup", "drill", *run).out
+    save(200, NAN)
+    assert bench.tr11("backup", "run", *run).code == 0
+    bad = bench.tr11("backup", "drill", *run)
+    assert bad.code == 1 and f"NaN or infinity in {NAN[1]}" in bad.out + bad.err
