@@ -22,9 +22,8 @@ from pathlib import Path
 
 from msgspec import to_builtins
 
-from tr11ops.checkpoints.catalogue import read_catalogue
+from tr11ops.checkpoints.catalogue import Clocks, read_catalogue
 from tr11ops.checkpoints.retention import RetentionPolicy, decide
-from tr11ops.checkpoints.use import Clocks
 from tr11ops.rundir.checkpoint_digests import DigestRecord, write_digest
 from tr11ops.rundir.checkpoint_scan import list_rows
 from tr11ops.rundir.copies import CopyRecord, identity_of, write_copy

@@ -58,8 +58,18 @@ from trainer.contract.record import Record
 from trainer.contract.requests import Request, RequestAnswer
 from trainer.debug.profile import StepProfiler
 from trainer.engine import Engine, init_distributed
-from trainer.model.dropout_mask import draw_seed, is_kept, least_kept, scale_of_kept
-from trainer.model.kernels import BACKENDS, CausalKernel, DenseKernel, FlexKernel, Kernel, device_facts
+from trainer.model.kernels import (
+    BACKENDS,
+    CausalKernel,
+    DenseKernel,
+    FlexKernel,
+    Kernel,
+    device_facts,
+    draw_seed,
+    is_kept,
+    least_kept,
+    scale_of_kept,
+)
 from trainer.model.positions import alibi_slopes
 from trainer.parallel.mesh import Mesh, worker_device
 from trainer.schedule.devices import peak_tflops

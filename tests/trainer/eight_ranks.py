@@ -20,8 +20,7 @@ from trainer.control.resume import load_newest
 from trainer.control.saving import Saver
 from trainer.engine import Engine
 from trainer.parallel.mesh import Mesh
-from trainer.spikes.detect import SpikeDetector
-from trainer.spikes.recovery import SpikeWatch
+from trainer.spikes.recovery import SpikeDetector, SpikeWatch
 
 SIZE, STEPS, SAVED = 16, 5, 3
 SHAPE = (2, 2)  # pipeline, tensor

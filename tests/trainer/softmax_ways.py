@@ -10,19 +10,19 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from trainer.model import loss, softmax
+from trainer.model import loss
 
 
 def _at_once(values: Tensor, local: Tensor, target: Tensor, room: Tensor, replaces: bool) -> Tensor:
-    assert len(values) == softmax._strip_height(values.device.type, values.shape[1]), "only whole strips are compiled"
+    assert len(values) == loss._strip_height(values.device.type, values.shape[1]), "only whole strips are compiled"
     assert len(room) == 0
-    return softmax.soften_at_once(values, replaces)
+    return loss.soften_at_once(values, replaces)
 
 
 @torch.library.custom_op("tr11_tests::soften", mutates_args=("values",))
 def _kernel(values: Tensor, replaces: bool) -> Tensor:
     """The compiled kernel as one operation, for counters."""
-    return softmax.soften_at_once(values, replaces)
+    return loss.soften_at_once(values, replaces)
 
 
 @_kernel.register_fake
@@ -35,19 +35,19 @@ def _one_operation(values: Tensor, local: Tensor, target: Tensor, room: Tensor, 
     return found
 
 
-COUNTED = replace(softmax.COMPILED, soften=_one_operation)
+COUNTED = replace(loss.COMPILED, soften=_one_operation)
 WAYS = {
-    "in-cache": softmax.IN_CACHE,
-    "fused": softmax.FUSED,
-    "at-once": replace(softmax.COMPILED, soften=_at_once),
+    "in-cache": loss.IN_CACHE,
+    "fused": loss.FUSED,
+    "at-once": replace(loss.COMPILED, soften=_at_once),
 }
 
 
-def take(way: str | softmax.Softmax, patch: pytest.MonkeyPatch) -> None:
+def take(way: str | loss.Softmax, patch: pytest.MonkeyPatch) -> None:
     """All losses of this process go that way."""
-    taken = way if isinstance(way, softmax.Softmax) else WAYS[way]
+    taken = way if isinstance(way, loss.Softmax) else WAYS[way]
 
-    def chosen(device: torch.device) -> softmax.Softmax:
+    def chosen(device: torch.device) -> loss.Softmax:
         return taken
 
     patch.setattr(loss, "softmax_for", chosen)

@@ -34,7 +34,7 @@ from trainer.model.families import family_of
 from trainer.model.family import initialise_stage
 from trainer.model.kernels import CausalKernel, FlexKernel, Kernel, build_kernel
 from trainer.model.positions import Rotary, alibi_slopes, rotary_frequencies
-from trainer.model.t5_parts import DecoderBlock, EncoderBlock
+from trainer.model.t5 import DecoderBlock, EncoderBlock
 from trainer.parallel.mesh import Mesh
 
 ALONE = Mesh.single(CPU)

@@ -24,7 +24,7 @@ from tests.trainer.spawn import run_ranks
 from trainer.checkpoint.huggingface.llama import llama_config, llama_tensors
 from trainer.config.card import TrainerConfig
 from trainer.contract.resumable import model_facts
-from trainer.model.root_mean_square import root_mean_square_norm
+from trainer.model.layers import root_mean_square_norm
 
 SIZES = (4, 8, 8, 12)
 SHAPES = [(2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 1), (2, 2, 2)]

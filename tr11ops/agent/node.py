@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import pwd
 import re
 import signal
 import subprocess
@@ -16,15 +17,16 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+import psutil
+
 from tr11ops.agent.compile_caches import prepare_caches
 from tr11ops.agent.exit_records import Death, keep_launchers_word, trainer_is_done
-from tr11ops.agent.listeners import holder_of
 from tr11ops.agent.memory_watch import MemoryWatch, WorkerWatch
 from tr11ops.agent.node_record import NodeRecord, NodeSettings, launch_has_failed
 from tr11ops.agent.worker_environment import FLIGHT_RECORDS, torch_version, worker_defaults
@@ -50,6 +52,63 @@ from trainer.contract.files import host_name
 from trainer.contract.paths import STOP_REQUEST_FILE
 from trainer.contract.record import Record
 from trainer.contract.sharing import make_shared, open_shared
+
+# Who listens on a TCP port of this host: what is seen of it without any right.
+
+_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+_LISTENING = "0A"  # the kernel's number of that state
+
+
+def holder_of(port: int) -> str:
+    """`process 77 (nc) of ana`: who listens on `port`. "" where no one does, or the system does not tell.
+
+    Of a process of another user only the user is seen.
+    """
+    uid = next(_listeners(port), None)
+    if uid is None:
+        return ""
+    process = _process(port)
+    who = "a process" if process is None else f"process {process.pid} ({_name(process)})"
+    return f"{who} of {_user(uid)}"
+
+
+def _listeners(port: int) -> Iterator[int]:
+    """The users who listen on it, by the kernel's tables (proc(5))."""
+    for table in _TABLES:
+        try:
+            lines = table.read_text(encoding="ascii").splitlines()[1:]
+        except (OSError, UnicodeDecodeError):
+            continue
+        for line in lines:
+            fields = line.split()
+            if fields[3] == _LISTENING and int(fields[1].rpartition(":")[2], 16) == port:
+                yield int(fields[7])
+
+
+def _process(port: int) -> psutil.Process | None:
+    try:
+        for one in psutil.net_connections(kind="tcp"):
+            is_listener = one.status == psutil.CONN_LISTEN and one.laddr and one.laddr.port == port
+            if is_listener and one.pid is not None:
+                return psutil.Process(one.pid)
+    except (psutil.Error, OSError):
+        return None
+    return None
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return str(process.name())
+    except psutil.Error:
+        return "gone since"
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
+
 
 QUIT_SECONDS = 60.0  # at the latest: a trainer that wrote its end marker must be gone within this time
 OTHERS_SECONDS = 10.0  # at the most, a node that is bad waits for what the others' health checks say

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from statistics import median
 from typing import NamedTuple, TypeVar
 
@@ -36,13 +37,172 @@ from tr11ops.goodput.causes import (
     judged,
     settle,
 )
-from tr11ops.goodput.history_values import History, StepMark, micro
-from tr11ops.goodput.idle import idle_of
-from tr11ops.goodput.nodes_over_time import node_usage_of
-from tr11ops.goodput.timeline import AttemptSegment, Bucket, Start, marks_of, pieces_of, starts_of
-from tr11ops.rundir.attempts import AttemptVerdict
+from tr11ops.goodput.history_values import AttemptHistory, History, Period, StepMark, edges, micro
+from tr11ops.goodput.timeline import AttemptSegment, Bucket, Start, launches_of, marks_of, pieces_of, starts_of
+from tr11ops.runcard.slurm_syntax import parse_attempts
+from tr11ops.rundir.attempts import AttemptVerdict, LaunchRecord
+from tr11ops.rundir.paths import Submission
+from trainer.config.card import CardError
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.record import Record
+
+# The time in which a run held no nodes: did it wait for them, did someone stop it, or could nothing start? Pure.
+
+STOPPED = frozenset({"kill-switch", "pause"})
+
+
+class Idle(NamedTuple):
+    """From `start` to `end` (microseconds) nothing was held. `after`: the place of the attempt before, -1 for none."""
+
+    start: int
+    end: int
+    bucket: Bucket
+    nodes: int
+    after: int
+
+
+def idle_of(history: History, attempts: Sequence[AttemptHistory], ends: Sequence[int], now: int) -> Iterator[Idle]:
+    """All time from the first submission to `now` in which none of `attempts` (with these ends) held nodes.
+
+    A run whose last attempt has finished the training is over then, unless more was submitted since.
+    """
+    submissions = known(history.submissions, ())
+    begins = [micro(attempt.start) for attempt in attempts]
+    moments = [*(micro(entry.time) for entry in submissions), *begins]
+    if not moments:
+        return
+    at, last = min(moments), -1
+    for index, (begin, end) in enumerate(zip(begins, ends, strict=True)):
+        if begin > at:
+            yield from _cut(at, min(begin, now), last, history, attempts)
+        if end >= at or last < 0:
+            last = index
+        at = max(at, end)
+    if at >= now:
+        return
+    newer = [micro(entry.time) for entry in submissions if micro(entry.time) > at]
+    if last >= 0 and _reason(attempts[last]) == "finished":
+        if not newer:
+            return
+        at = min(newer)
+    for idle in _cut(at, now, last, history, attempts):
+        nothing_waits = idle.bucket is Bucket.QUEUE and history.waits is False and bool(attempts)
+        yield idle._replace(bucket=Bucket.RESTART_GAP) if nothing_waits else idle
+
+
+def _cut(start: int, end: int, last: int, history: History, attempts: Sequence[AttemptHistory]) -> Iterator[Idle]:
+    """One idle stretch, cut where a submission, a stop or a hold begins or ends."""
+    submissions = known(history.submissions, ())
+    moments = {start, end, *(micro(entry.time) for entry in submissions), *edges((*history.pauses, *history.holds))}
+    for begin, until in pairwise(sorted(moment for moment in moments if start <= moment <= end)):
+        bucket = _bucket(begin, last, history, attempts)
+        yield Idle(begin, until, bucket, _wanted(begin, last, submissions, attempts), last)
+
+
+def _bucket(moment: int, last: int, history: History, attempts: Sequence[AttemptHistory]) -> Bucket:
+    if any(period.holds_at(moment) for period in history.pauses):
+        return Bucket.OPERATOR_PAUSE
+    submissions = known(history.submissions, ())
+    before = attempts[last] if last >= 0 else None
+    let_go = max(
+        [micro(entry.time) for entry in submissions if micro(entry.time) <= moment]
+        + [
+            micro(period.end)
+            for period in (*history.pauses, *history.holds)
+            if period.end is not None and micro(period.end) <= moment
+        ],
+        default=-1,
+    )
+    if before is not None and let_go < micro(before.last_sign):
+        by_hand = before.kind == "foreground" and _reason(before) == "signal"
+        if _reason(before) in STOPPED or by_hand:
+            return Bucket.OPERATOR_PAUSE  # anyone who set the switch by hand left no other trace
+    if any(period.holds_at(moment) for period in history.holds):
+        return Bucket.RESTART_GAP
+    begun = attempts[: last + 1]
+    waits = any(micro(entry.time) <= moment and _left(entry, begun) > 0 for entry in submissions)
+    return Bucket.QUEUE if waits else Bucket.RESTART_GAP
+
+
+def _left(entry: Submission, begun: Sequence[AttemptHistory]) -> int:
+    """Tasks of a submission that have not started."""
+    try:
+        tasks = len(parse_attempts(entry.array)) if entry.array else 1
+    except CardError:
+        tasks = 1
+    return tasks - sum(attempt.submission == entry.tag for attempt in begun)
+
+
+def _wanted(moment: int, last: int, submissions: Sequence[Submission], attempts: Sequence[AttemptHistory]) -> int:
+    """The nodes that the newest submission asked for; without one, those of the attempt before."""
+    asked = [entry.nodes for entry in submissions if micro(entry.time) <= moment]
+    if asked:
+        return asked[-1]
+    return len(set(attempts[max(last, 0)].nodes)) if attempts else 0
+
+
+def _reason(attempt: AttemptHistory) -> str:
+    """The trainer's own word on the end, "" where there is none."""
+    return attempt.marker.reason if isinstance(attempt.marker, EndMarker) else ""
+
+
+# How many of an attempt's nodes worked, were spare, or were lost, from moment to moment. Pure.
+
+
+class NodeUsage(NamedTuple):
+    """From `start` to `end` (microseconds): nodes in use, or about to be; nodes held in reserve; nodes lost."""
+
+    start: int
+    end: int
+    working: int
+    spare: int
+    lost: int
+
+
+def node_usage_of(attempt: AttemptHistory, exclusions: Sequence[Period], begin: int, end: int) -> list[NodeUsage]:
+    """The attempt's nodes from `begin` to `end`, without a gap; the numbers always add up to all nodes.
+
+    Between two launches the nodes of the next one count as working. Lost is a node that a launch's end was blamed on,
+    or that was excluded, unless a later launch uses it.
+    """
+    nodes = frozenset(attempt.nodes)
+    launches = launches_of(attempt)
+    near = [period for period in exclusions if period.what in nodes and micro(period.start) < end]
+    moments = {begin, end} | edges(launches) | edges(near)
+    crews: list[NodeUsage] = []
+    for start, until in pairwise(sorted(moment for moment in moments if begin <= moment <= end)):
+        working, lost = _at(start, nodes, launches, near)
+        counts = (len(working), len(nodes) - len(working) - len(lost), len(lost))
+        if crews and crews[-1][2:] == counts:
+            crews[-1] = crews[-1]._replace(end=until)
+        else:
+            crews.append(NodeUsage(start, until, *counts))
+    return crews
+
+
+def _at(
+    moment: int, nodes: frozenset[str], launches: Sequence[LaunchRecord], exclusions: Sequence[Period]
+) -> tuple[frozenset[str], frozenset[str]]:
+    """The nodes that worked and those that were lost at one moment."""
+    active = chosen = None
+    blamed: set[str] = set()
+    for launch in launches:
+        begun = micro(launch.start) <= moment
+        over = launch.end is not None and micro(launch.end) <= moment
+        if begun and not over:
+            active = launch
+        if begun or chosen is None or micro(chosen.start) <= moment:
+            chosen = launch  # the one that runs, else the next, else the last
+        if begun and over:
+            blamed.update(launch.blamed or (launch.suspects if launch.cause == "node" else ()))
+    if active is not None:
+        chosen = active
+    used = frozenset(active.nodes) & nodes if active is not None else frozenset[str]()
+    excluded = {period.what for period in exclusions if period.holds_at(moment)}
+    lost = (nodes & (blamed | excluded)) - used
+    meant = frozenset(chosen.nodes) & nodes if chosen is not None else nodes
+    return meant - lost, lost
+
 
 Key = TypeVar("Key")
 NO_ATTEMPT = ""  # the job's number of spans in which nothing was held

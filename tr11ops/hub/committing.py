@@ -4,20 +4,173 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import secrets
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import BinaryIO, TypeAlias, cast
+from pathlib import Path
+from typing import Any, BinaryIO, TypeAlias, cast
 from urllib.parse import quote
 
 from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete, HfApi
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.lfs import UploadInfo
-from huggingface_hub.utils import build_hf_headers, paginate
+from huggingface_hub.utils import build_hf_headers, get_session, paginate
+from huggingface_hub.utils._runtime import is_xet_available  # as the library asks itself
 
-from tr11ops.base.errors import HubConflict, HubUnavailable
+from tr11ops.base.answers import json_object
+from tr11ops.base.errors import FileChanged, ForeignAnswer, HubConflict, HubUnavailable
 from tr11ops.hub.base import Delete, HubCopy, Operation, Progress, Repository
-from tr11ops.hub.chunks import SMALLEST_BYTES, Chunked, send_chunked
-from tr11ops.hub.content import FileView
+from tr11ops.hub.masking import Mask, Masks
+from trainer.contract.record import Record
+
+# What is sent to the hub: bytes, or the first so many bytes of a file that may grow meanwhile.
+
+
+class FileView(io.BufferedIOBase):
+    """The first `size` bytes of a file with `masks` over them, readable and seekable.
+
+    Nothing is copied; the file is open until `close`. `told` is called with the position after each read. It has no
+    file descriptor for others: they would ask it for the size of a file that has grown since. Raises FileChanged when
+    the file became shorter, OSError as the file system.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        size: int | None = None,
+        told: Callable[[int], None] | None = None,
+        masks: Sequence[Mask] = (),
+    ) -> None:
+        self._stream = path.open("rb")
+        self._path = path
+        self._told = told
+        self._masks = Masks(masks)
+        self._position = 0
+        there = os.fstat(self._stream.fileno()).st_size
+        self.size = there if size is None else size
+        if there < self.size:
+            self._stream.close()
+            raise FileChanged(f"{path.name}: became shorter")
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self.size}[whence]
+        if start + offset < 0:
+            raise ValueError("a position before the beginning")
+        self._position = start + offset
+        return self._position
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        left = max(0, self.size - self._position)
+        wanted = left if size is None or size < 0 else min(size, left)
+        self._stream.seek(self._position)
+        piece = self._stream.read(wanted)
+        if len(piece) < wanted:
+            raise FileChanged(f"{self._path.name}: became shorter while it was sent")
+        piece = self._masks.over(piece, self._position)
+        self._position += len(piece)
+        if self._told is not None:
+            self._told(self._position)
+        return piece
+
+    def read1(self, size: int = -1, /) -> bytes:
+        return self.read(size)
+
+    def close(self) -> None:
+        if not self.closed:
+            self._stream.close()
+        super().close()
+
+
+# Large files into the hub's chunked storage (Xet): of a log that only grew, no more than what is new is sent.
+#
+# The library can do this for whole files alone; a log grows while it is sent, so its first bytes are streamed here. Where
+# a hub has no such storage, or a firewall lies before it, the caller sends the file whole, as a plain large object.
+
+SMALLEST_BYTES = 16 << 20  # below it one plain request is cheaper than the questions of this way
+PIECE_BYTES = 4 << 20
+# of the storage engine: by itself it tries for many minutes, in which no one can stop it
+SETTINGS = {
+    "client.connect_timeout": "15s",
+    "client.read_timeout": "60s",
+    "client.retry_max_attempts": 3,
+    "client.retry_base_delay": "1s",
+    "client.retry_max_duration": "60s",
+    "telemetry.enabled": False,
+}
+
+
+class Chunked(Record):
+    """One file that is to be sent so: `sha256` of all of the view, in hexadecimal digits."""
+
+    path: str
+    view: FileView
+    sha256: str
+
+
+def send_chunked(api: HfApi, repository: Repository, files: Sequence[Chunked]) -> dict[str, str]:
+    """Send the files; returns each path's name in that storage, or nothing where it could not be done.
+
+    $HF_HUB_DISABLE_XET switches it off, as for the library. Raises FileChanged.
+    """
+    if not is_xet_available():
+        return {}
+    headers = build_hf_headers(token=api.token)
+    branch = quote(repository.branch, safe="")
+    address = f"{api.endpoint}/api/{repository.kind}s/{repository.name}/xet-write-token/{branch}"
+    access = _access(address, headers)
+    if access is None:
+        return {}
+    try:
+        return _stream(address, headers, access, files)
+    except (OSError, RuntimeError, ValueError):  # the library's own words for a network that fails, and refusals
+        for file in files:
+            file.view.seek(0)
+        return {}
+
+
+def _access(address: str, headers: dict[str, str]) -> dict[str, Any] | None:
+    """The short-lived token and where it is good for; None where there is no such storage."""
+    answer = get_session().get(address, headers=headers)
+    if answer.status_code != 200:
+        return None
+    try:
+        told = json_object(answer.content)
+        return {"endpoint": str(told["casUrl"]), "token": str(told["accessToken"]), "expiry": int(told["exp"])}
+    except (ForeignAnswer, ValueError, KeyError, TypeError, OverflowError):
+        return None
+
+
+def _stream(address: str, headers: dict[str, str], access: dict[str, Any], files: Sequence[Chunked]) -> dict[str, str]:
+    from hf_xet import XetConfig, XetSession
+    from huggingface_hub.utils._xet import xet_headers_without_auth
+
+    names = {}
+    with XetSession(XetConfig().with_config(SETTINGS)).new_upload_commit(
+        endpoint=access["endpoint"],
+        token=access["token"],
+        token_expiry_unix_secs=access["expiry"],
+        token_refresh_url=address,
+        token_refresh_headers=headers,
+        custom_headers=xet_headers_without_auth(headers),
+    ) as commit:
+        for file in files:
+            stream = commit.start_upload_stream(name=file.path, sha256=file.sha256)
+            file.view.seek(0)
+            while piece := file.view.read(PIECE_BYTES):
+                stream.write(piece)
+            names[file.path] = stream.finish().xet_info.hash
+    return names
+
 
 _Prepared: TypeAlias = CommitOperationAdd | CommitOperationCopy | CommitOperationDelete
 SENT_AT_ONCE = 4  # large files

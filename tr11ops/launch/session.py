@@ -4,28 +4,61 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from tr11ops.base.errors import SchedulerError, SchedulerUnreachable
-from tr11ops.base.observed import known
+from tr11ops.base.observed import Observed, Unknown, known
 from tr11ops.cluster.arrays import ArraySpec
 from tr11ops.cluster.base import Scheduler
 from tr11ops.cluster.grants import Grants, read_grants
 from tr11ops.cluster.site import SiteRules, keep_site, read_site
+from tr11ops.detect.cron_dead import watchdog_fault
 from tr11ops.launch.chain import QueueChain, choose_chain
 from tr11ops.launch.directory_checks import base_checks
 from tr11ops.launch.facts import LaunchFacts, LaunchRequest, observe_launch
 from tr11ops.launch.plan import LaunchPlan, plan_launch, plan_lines
 from tr11ops.launch.preflight import excluded_nodes, preflight
 from tr11ops.launch.submit import launch_lock, settle, submit
-from tr11ops.launch.watching import watching_checks
 from tr11ops.runcard.card import PathBase, RunCard
 from tr11ops.runcard.check import Level, PreflightCheck, ok, refused, unknown, verdict, warning
 from tr11ops.rundir.paths import RunDirectory, Submission, new_tag
 from tr11ops.rundir.state_files import set_damage_aside
 from trainer.contract.record import Record
+
+if TYPE_CHECKING:
+    from tr11ops.rundir.cron_records import PeriodicJobState
+
+
+# Whether a launched run is watched: someone is told of trouble, and something looks. Pure; it only warns.
+
+
+def watching_checks(
+    card: RunCard, periodic_jobs: Observed[tuple[PeriodicJobState, ...]], now: float, start: str = "cron install"
+) -> Iterator[PreflightCheck]:
+    """Who would be told, and by what. `periodic_jobs` are those on record, `now` is in seconds since the epoch.
+
+    `start`: the words of tr11 that start a watchdog on this machine.
+    """
+    alerts = card.alerts
+    if alerts.has_recipients:
+        people = len({*alerts.recipients, *alerts.rota})
+        urls = ["delivery URLs"] if alerts.urls_file else []
+        yield ok("alerts", "trouble is told to " + " and ".join([*([f"{people} by mail"] if people else []), *urls]))
+    else:
+        rule = "no one would be told of trouble"
+        yield warning("alerts", rule, "set alerts.recipients, alerts.rota or alerts.urls_file in the card")
+    if isinstance(periodic_jobs, Unknown):
+        yield warning("watchdog", f"whether one runs cannot be seen ({periodic_jobs.why})")
+        return
+    fault = watchdog_fault(periodic_jobs, now)
+    if fault:
+        where = "" if start == "cron install" else ", in a terminal that stays open,"
+        yield warning("watchdog", fault, f"`tr11 {start}`{where} has one look")
+    else:
+        yield ok("watchdog", "it looks at the run")
 
 
 class LaunchJob(Record):

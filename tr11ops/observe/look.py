@@ -6,7 +6,7 @@ Nothing here raises for what could not be seen: that is `Unknown`, with its reas
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,28 +18,71 @@ from tr11ops.cluster.base import Job, JobState, Node, Overview
 from tr11ops.cluster.parts import array_number
 from tr11ops.cluster.pending_reasons import is_held
 from tr11ops.observe import files
-from tr11ops.observe.attempt_ends import dated
 from tr11ops.observe.clock import Moment, corrected_attempts, corrected_beats, corrected_steps, moment_of, skews
 from tr11ops.observe.mounted import why_unmounted
 from tr11ops.observe.operation import OperationObservations
 from tr11ops.observe.operation_files import operation_facts, see_operation
 from tr11ops.observe.ownership import Ownership, without_unclear
-from tr11ops.observe.snapshot import Attempt, RunFacts, Snapshot, newest_attempt
+from tr11ops.observe.snapshot import Attempt, RunFacts, Snapshot, Step, newest_attempt
 from tr11ops.observe.training import LaunchEnd, Readmission, TrainingObservations
 from tr11ops.observe.training_files import see_training, training_facts
 from tr11ops.rundir.action_log import DAY_SECONDS, replay
+from tr11ops.rundir.attempt_end import last_sign_in, told_end
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.exclusions import INCLUDED
 from tr11ops.rundir.journal import read_journal
 from tr11ops.rundir.kill_switch import place_fault
 from tr11ops.rundir.paths import RunDirectory, Submission
 from tr11ops.rundir.state_files import find_damage
+from trainer.contract.end_marker import EndMarker
+from trainer.contract.heartbeat import Heartbeat
 from trainer.contract.origin import Origin
 from trainer.contract.paths import RunPaths
 from trainer.contract.resumable import ResumeNeed
 
 if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard
+
+
+# Dates the ends of attempts that no end marker dates: by the scheduler, else by their last sign of life.
+
+
+def dated(
+    paths: RunPaths,
+    attempts: Iterable[Attempt],
+    jobs: Iterable[Job],
+    ended_jobs: Iterable[Job],
+    beats: Iterable[Heartbeat],
+    steps: Iterable[Step],
+) -> tuple[Attempt, ...]:
+    """The attempts with their ends, the newest first. `ended_jobs`: by the scheduler's own log.
+
+    Of one that lives only what was read anyway counts; the folder of one that is over is looked through.
+    """
+    by_id = {job.raw_id: job for job in ended_jobs}
+    by_id |= {job.raw_id: job for job in jobs if not job.state.is_final or job.end_time is not None}
+    signs: dict[str, float] = {}
+    for beat in beats:
+        signs[beat.job_id] = max(signs.get(beat.job_id, 0.0), beat.time)
+    for step in steps:
+        if step.time is not None:
+            signs[step.job_id] = max(signs.get(step.job_id, 0.0), step.time)
+    found = [_dated(paths, attempt, by_id.get(attempt.job_id), signs) for attempt in attempts]
+    return tuple(sorted(found, key=lambda attempt: attempt.changed, reverse=True))
+
+
+def _dated(paths: RunPaths, attempt: Attempt, job: Job | None, signs: Mapping[str, float]) -> Attempt:
+    if isinstance(attempt.end, EndMarker):
+        return attempt
+    sign = signs.get(attempt.job_id, 0.0)
+    if job is not None and not job.state.is_final:
+        return replace(attempt, changed=max(attempt.changed, sign), is_told=False)
+    told = told_end(None if job is None else job.end_time, attempt.changed if attempt.is_told else None)
+    if told is not None:
+        return replace(attempt, changed=told, is_told=True)
+    last = max(sign, attempt.start or 0.0, last_sign_in(paths.attempt(attempt.job_id)))
+    return replace(attempt, changed=last or attempt.changed)
+
 
 T = TypeVar("T")
 

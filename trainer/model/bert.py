@@ -10,20 +10,172 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
-from trainer.config.card import DataSection, TrainerConfig
+from trainer.config.card import DataSection, ModelSection, TrainerConfig
 from trainer.config.kernel_choice import recomputed_part
-from trainer.model.bert_heads import FIRST_MARK, LM, SOP, PretrainingHead, PretrainingHeads, TokenTypes
-from trainer.model.block import TransformerBlock
+from trainer.model.block import GELU_FORMS, TransformerBlock
 from trainer.model.compiled import Compiler
-from trainer.model.documents import IGNORED
+from trainer.model.documents import IGNORED, Stream, hidden_of, joined
 from trainer.model.family import Family, Layer, LossParts
+from trainer.model.initial import ZEROS, Initial
 from trainer.model.kernels import build_kernel
-from trainer.model.layers import Dropout, LayerNorm, LearnedPositions, VocabularyParallelEmbedding, embed_marked
+from trainer.model.layers import (
+    Dropout,
+    LayerNorm,
+    LearnedPositions,
+    VocabularyParallelEmbedding,
+    embed_marked,
+    new_parameter,
+)
+from trainer.model.loss import Attach, LanguageModelHead, Slot, projection_loss
+from trainer.model.matmul import linear
+from trainer.parallel.comm import reduce_from_tensor_region, stretch
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.micro_batch import Batch
 from trainer.schedule.ends import PLACES
+
+# The two ends that BERT has beside GPT's: token types, and the heads for masked words and for the order of sentences.
+#
+# The words' head is a dense layer, GELU and LayerNorm on every token, then the tied projection with a bias of each word,
+# on the masked tokens alone. The order's head is a dense layer and tanh on the first token, then two logits.
+
+TYPES = 2  # first sentence, second sentence
+LM, SOP = "lm", "sop"  # the two losses: of masked words, and of the order of sentences
+FIRST_MARK = 1  # of a token of the first type; padding is marked 0
+
+
+class ReplicatedLinear(nn.Module):
+    """A linear layer that every tensor rank holds whole: [.., inputs] -> [.., outputs]."""
+
+    def __init__(self, inputs: int, outputs: int, std: float, mesh: Mesh):
+        super().__init__()
+        self.weight = new_parameter((outputs, inputs), mesh, None, Initial(0.0, std))
+        self.bias = new_parameter((outputs,), mesh, None, ZEROS)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return linear(hidden, self.weight, self.bias)
+
+
+class TokenTypes(nn.Module):
+    """Adds a learned vector of each token's type, which its mark tells, to [batch, sequence, features]."""
+
+    def __init__(self, size: int, std: float, mesh: Mesh):
+        super().__init__()
+        self.mesh = mesh
+        self.weight = new_parameter((TYPES, size), mesh, None, Initial(0.0, std))
+
+    def forward(self, stream: Stream) -> Stream:
+        hidden, marks = hidden_of(stream)
+        assert marks is not None
+        types = (marks - FIRST_MARK).clamp(min=0)
+        if self.mesh.sequence_parallel and self.mesh.tensor_group is not None:
+            types = types[:, stretch(types.shape[1], self.mesh.tensor_group)]
+        return joined(hidden + functional.embedding(types, self.weight), marks)
+
+
+class PretrainingHead(LanguageModelHead):
+    """The end of a BERT: masked words and the order of sentences. See `LanguageModelHead` for what is done when."""
+
+    def __init__(self, mesh: Mesh):
+        super().__init__(mesh)
+        self._beside: tuple[Tensor, Tensor] | None = None
+        self._waiting: tuple[VocabularyParallelEmbedding, Slot, Tensor, Tensor] | None = None
+
+    def take(self, word_bias: Tensor, order_logits: Tensor) -> None:
+        """What goes past the projection: the words' bias, and the order's logits [batch, 2], of this micro batch."""
+        self._beside = word_bias, order_logits
+
+    def attach(self, embedding: VocabularyParallelEmbedding, stream: Stream) -> Tensor:
+        """Hidden states of the words' head, with the projection's weight, its bias and the order's logits attached."""
+        assert self._beside is not None, "the heads come before the projection"
+        slot, beside = Slot(), self._beside
+        self._waiting = (embedding, slot, *beside)
+        hidden, _ = hidden_of(stream)
+        return Attach.apply(self._enter(hidden, self.group), embedding.weight, slot, *beside)
+
+    def loss(self, hidden: Tensor, labels: Any) -> Tensor:
+        """Mean cross-entropy of the masked words, plus that of the order; an fp32 scalar, alike on all tensor ranks.
+
+        `labels`: places of tokens among batch x sequence [places], the words there [places] (below zero: not counted),
+        and whether the sentences were swapped [batch], below zero where that is not asked. Raises RuntimeError unless
+        `attach` made `hidden` just before.
+        """
+        if self._waiting is None:
+            raise RuntimeError("loss() needs hidden states that attach() has just prepared")
+        places, words, swapped = labels
+        (embedding, slot, bias, logits), self._waiting = self._waiting, None
+        chosen = hidden.reshape(-1, hidden.shape[-1]).index_select(0, places)
+        right = None if torch.is_grad_enabled() else torch.zeros((), device=hidden.device)
+        loss = projection_loss(chosen, embedding, words, slot, self.group, bias.detach(), right)
+        both, order = _OrderLoss.apply(loss, logits.detach(), swapped, slot)
+        self.measured = {LM: loss.detach(), SOP: order}
+        if right is not None:
+            in_order = ((logits.argmax(dim=1) == swapped) * _shares(swapped)).sum()
+            self.measured |= {f"{LM} accuracy": right, f"{SOP} accuracy": in_order}
+        return both
+
+
+class PretrainingHeads(nn.Module):
+    """Hidden states after the last LayerNorm -> those of the words' head; the order's logits go to `head`."""
+
+    def __init__(self, model: ModelSection, vocabulary_size: int, mesh: Mesh, head: PretrainingHead):
+        super().__init__()
+        size, std = model.hidden_size, model.init_std
+        self.mesh, self.head = mesh, head
+        self.approximate = GELU_FORMS[model.activation]
+        self.transform = ReplicatedLinear(size, size, std, mesh)
+        self.transform_norm = LayerNorm(size, model.layernorm_epsilon, mesh)
+        self.pooler = ReplicatedLinear(size, size, std, mesh)
+        self.order = ReplicatedLinear(size, 2, std, mesh)
+        self.word_bias = new_parameter((vocabulary_size,), mesh, 0, ZEROS)
+
+    def forward(self, stream: Stream) -> Stream:
+        hidden, marks = hidden_of(stream)
+        self.head.take(self.word_bias, self._order_logits(hidden[:, 0]))
+        words = functional.gelu(self.transform(hidden), approximate=self.approximate)
+        return joined(self.transform_norm(words), marks)
+
+    def _order_logits(self, first: Tensor) -> Tensor:
+        """[batch, features] -> [batch, 2]. With sequence parallelism the first tensor rank has the first token."""
+        logits: Tensor = self.order(torch.tanh(self.pooler(first)))
+        if not self.mesh.sequence_parallel or self.mesh.tensor_group is None:
+            return logits
+        mine = logits * float(self.mesh.tensor_rank == 0)
+        return reduce_from_tensor_region(mine, self.mesh.tensor_group)
+
+
+def _shares(wanted: Tensor) -> Tensor:
+    """What each sample weighs in a mean [batch]: nothing where `wanted` is below zero."""
+    counts = (wanted >= 0).float()
+    return counts / counts.sum().clamp(min=1)
+
+
+class _OrderLoss(torch.autograd.Function):
+    """Adds the cross-entropy of logits [batch, 2] to a loss: the sum, and what was added, which has no gradient.
+
+    The logits' gradient waits in the slot, as the weight's does.
+
+    What is wanted below zero does not count; of a micro batch where none does nothing is added, and gradients are zero.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, logits: Tensor, wanted: Tensor, slot: Slot) -> tuple[Tensor, Tensor]:
+        logarithms = torch.log_softmax(logits.float(), dim=1)
+        ctx.slot, ctx.dtype = slot, logits.dtype
+        shares = _shares(wanted)
+        right = functional.one_hot(wanted.clamp(min=0), 2)
+        ctx.gradient = (logarithms.exp() - right) * shares.unsqueeze(1)
+        order = -(logarithms * right * shares.unsqueeze(1)).sum()
+        ctx.mark_non_differentiable(order)
+        return loss + order, order
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> Any:
+        ctx.slot.order = (ctx.gradient * gradient).to(ctx.dtype)
+        return gradient, None, None, None
+
 
 TIED_KEY = "embedding"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tr11ops.agent.changes import MOST_LINES, changes_since_last
+from tr11ops.agent.batch import MOST_LINES, changes_since_last
 from tr11ops.rundir.software import CodeIdentity
 from trainer.contract.documents import document
 from trainer.contract.files import write_json

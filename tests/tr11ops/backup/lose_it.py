@@ -22,9 +22,8 @@ from tr11ops.backup.restorable import restorable
 from tr11ops.backup.restore import restore_checkpoint
 from tr11ops.backup.round_values import BackupContext, RoundResult
 from tr11ops.base.errors import ArchivePermanentError
-from tr11ops.checkpoints.catalogue import Catalogue, read_catalogue
+from tr11ops.checkpoints.catalogue import Catalogue, Clocks, read_catalogue
 from tr11ops.checkpoints.prune import Pruner, PruneResult
-from tr11ops.checkpoints.use import Clocks
 from tr11ops.cli.main import execute
 from tr11ops.rundir.copies import CopyRecord
 from trainer.contract.checkpoint_names import checkpoint_steps

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tr11ops.backup.base import ARCHIVE_RETRIES
-from tr11ops.backup.rate import BURST_SECONDS, RateLimiter
-from tr11ops.backup.transfer import Transfer
+from tr11ops.backup.transfer import BURST_SECONDS, RateLimiter, Transfer
 from tr11ops.base.errors import ArchivePermanentError, ArchiveUnavailable, CopyStopped
 from tr11ops.base.retry import LONGEST_ASKED_SECONDS, retry
 from tr11ops.runcard.copies import BackupSection

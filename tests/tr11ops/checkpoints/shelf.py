@@ -10,11 +10,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tr11ops.checkpoints.catalogue import Catalogue, read_catalogue
+from tr11ops.checkpoints.catalogue import Catalogue, Clocks, read_catalogue
 from tr11ops.checkpoints.pins import pin
 from tr11ops.checkpoints.prune import Pruner
 from tr11ops.checkpoints.retention import RetentionPolicy
-from tr11ops.checkpoints.use import Clocks
 from tr11ops.rundir.copies import CopyRecord, Kind, identity_of, location_of, write_copy
 from tr11ops.rundir.copy_policy import CopyPolicy
 from tr11ops.rundir.paths import RunDirectory

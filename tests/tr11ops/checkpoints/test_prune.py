@@ -20,9 +20,8 @@ from tests.tr11ops.checkpoints.shelf import NOW, Shelf, policy
 from tr11ops.base.errors import PruneBusy
 from tr11ops.checkpoints import prune as pruning
 from tr11ops.checkpoints.pins import pin, state_folder
-from tr11ops.checkpoints.prune import BEGUN, FAILED, LEFT, REMOVED
+from tr11ops.checkpoints.prune import BEGUN, FAILED, LEFT, REMOVED, hide
 from tr11ops.checkpoints.quarantine import doomed_name, hidden_name, list_quarantined
-from tr11ops.checkpoints.removal import hide
 from tr11ops.rundir.claims import Claim, ClaimFolder
 from tr11ops.rundir.clocks import Clocks, read_clocks
 from tr11ops.rundir.copy_policy import CopyPolicy

@@ -13,10 +13,9 @@ from msgspec.structs import replace
 
 from tests.tr11ops.checkpoints.shelf import DAY, NOW, STORE, URL, Shelf, policy
 from tr11ops.base.observed import Unknown
-from tr11ops.checkpoints.catalogue import Catalogue, CatalogueEntry
+from tr11ops.checkpoints.catalogue import Catalogue, CatalogueEntry, Clocks, Uses
 from tr11ops.checkpoints.pins import Pin
 from tr11ops.checkpoints.retention import RetentionPolicy, counts, decide, decide_quarantined
-from tr11ops.checkpoints.use import Clocks, Uses
 from tr11ops.rundir.checkpoint_digests import DigestRecord
 from tr11ops.rundir.copies import CopyRecord
 from tr11ops.rundir.copy_policy import CopyPolicy, wanted_copies

@@ -97,14 +97,14 @@ def test_failures_are_counted_until_one_round_does_its_work(tmp_path: Path) -> N
 
 def test_a_round_ends_in_time_with_all_that_it_started(tmp_path: Path) -> None:
     script = "sleep 600 & echo $! > child; trap '' TERM; while :; do sleep 0.1; done"
-    from tr11ops.cron import child
+    from tr11ops.cron import runner
 
-    before = child.GRACE_SECONDS
-    child.GRACE_SECONDS = 0.3
+    before = runner.GRACE_SECONDS
+    runner.GRACE_SECONDS = 0.3
     try:
         done = run_job(place(tmp_path, script), job(timeout=0.5))
     finally:
-        child.GRACE_SECONDS = before
+        runner.GRACE_SECONDS = before
     assert done.result == "failed" and "time-out" in state_of(tmp_path).message
     pid = int((tmp_path / "child").read_text())
     until(lambda: mark(pid).start == "gone")

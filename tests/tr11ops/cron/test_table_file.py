@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tr11ops.base.errors import TableError
 from tr11ops.cron.schedule import Daily, Every, Schedule
-from tr11ops.cron.table_file import cron_command, difference, minutes_field, replaced
+from tr11ops.cron.table_programs import cron_command, difference, minutes_field, replaced
 
 MARK, OTHER = "0123456789ab", "ba9876543210"
 LINES = ["0 * * * * /x.sh --way crontab"]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tr11ops.diagnose.error_files import error_file_lines
 from tr11ops.diagnose.look import diagnose_files
+from tr11ops.diagnose.reading import error_file_lines
 
 REAL = (
     r'{"message": {"message": "KeyError: '

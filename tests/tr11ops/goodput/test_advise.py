@@ -12,6 +12,7 @@ from tr11ops.goodput.advise import (
     CardSettings,
     advise,
     measure,
+    more_than,
     recorded_launches,
     replay,
     stretches,
@@ -19,7 +20,6 @@ from tr11ops.goodput.advise import (
 )
 from tr11ops.goodput.history import read_history
 from tr11ops.goodput.history_values import History
-from tr11ops.goodput.reliability import more_than
 from tr11ops.goodput.timeline import Bucket
 
 NODES = tuple(f"n{number}" for number in range(1, 5))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tr11ops.goodput.reliability import (
+from tr11ops.goodput.advise import (
     bounds_of_mtbf,
     daly_interval,
     fault_rate,

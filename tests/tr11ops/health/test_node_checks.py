@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from tests.tr11ops.health.recorded_system import RecordedSystem, text
 from tests.waiting import is_gone, until
 from tr11ops.base.errors import Unanswered
-from tr11ops.health import clock, leftovers, local_disk, memory, network, run_directory, scripts, shared_memory
+from tr11ops.health import clock, leftovers, local_disk, memory, network, registry, run_directory, shared_memory
 from tr11ops.health.base import (
     CheckOutcome,
     CheckResult,
@@ -30,8 +30,7 @@ from tr11ops.health.base import (
     summary,
     worst,
 )
-from tr11ops.health.registry import CHECKS, NAMES, HealthCheck, chosen, run_checks
-from tr11ops.health.scripts import SiteScript
+from tr11ops.health.registry import CHECKS, NAMES, HealthCheck, SiteScript, chosen, run_checks
 from tr11ops.health.system import ThisNode
 from tr11ops.runcard.card import load_card, resolved, shipped_folder
 from tr11ops.runcard.sections import CheckScript, ResilienceSection
@@ -224,14 +223,14 @@ def script(folder: Path, body: str) -> str:
     ],
 )
 def test_a_scripts_exit_code_and_first_line(tmp_path: Path, body: str, result: str, words: str) -> None:
-    outcome, why = scripts.run_script(ThisNode(), WANTED, SiteScript(script(tmp_path, body)))
+    outcome, why = registry.run_script(ThisNode(), WANTED, SiteScript(script(tmp_path, body)))
     assert outcome == result and words in why
 
 
 @pytest.mark.parametrize("body", ["exit 2", "kill -9 $$", "exit 127"])
 def test_a_broken_script_says_nothing_of_the_node(tmp_path: Path, body: str) -> None:
     with pytest.raises(Unanswered):
-        scripts.run_script(ThisNode(), WANTED, SiteScript(script(tmp_path, body)))
+        registry.run_script(ThisNode(), WANTED, SiteScript(script(tmp_path, body)))
 
 
 # Exit codes of gcm (gcm.health_checks.types.ExitCode), of the Nagios plugin interface, and of LBNL NHC (its script `nhc`).
@@ -243,7 +242,7 @@ OF_GCM = {"OK": "fine", "WARN": "warning", "CRITICAL": "bad", "UNKNOWN": "unknow
 @pytest.mark.parametrize("word", GCM)
 def test_the_exit_codes_of_gcm_and_of_nagios_plugins(tmp_path: Path, dialect: str, word: str) -> None:
     path = script(tmp_path, f'echo "{word} $1 $2"; exit {GCM[word]}')
-    outcome, why = scripts.run_script(ThisNode(), WANTED, SiteScript(path, ("check-zombie", "fair cluster"), dialect))
+    outcome, why = registry.run_script(ThisNode(), WANTED, SiteScript(path, ("check-zombie", "fair cluster"), dialect))
     assert (outcome, why) == (OF_GCM[word], f"{word} check-zombie fair cluster")
 
 
@@ -254,10 +253,10 @@ def test_arguments_that_a_check_refuses_say_nothing_of_the_node(tmp_path: Path, 
         "echo 'Usage: health_checks check-zombie [OPTIONS] CLUSTER' >&2; echo 'Error: No such option: -z' >&2; exit 2"
     )
     with pytest.raises(Unanswered, match="does not take its arguments: Error: No such option: -z"):
-        scripts.run_script(ThisNode(), WANTED, SiteScript(script(tmp_path, refused), (), dialect))
+        registry.run_script(ThisNode(), WANTED, SiteScript(script(tmp_path, refused), (), dialect))
     for status in (4, 127):
         with pytest.raises(Unanswered, match=f"exit status {status}, which is no verdict in {dialect}"):
-            scripts.run_script(ThisNode(), WANTED, SiteScript(script(tmp_path, f"exit {status}"), (), dialect))
+            registry.run_script(ThisNode(), WANTED, SiteScript(script(tmp_path, f"exit {status}"), (), dialect))
 
 
 @pytest.mark.parametrize(
@@ -270,13 +269,13 @@ def test_the_exit_codes_of_nhc(tmp_path: Path, status: int, result: str | None) 
     own = SiteScript(script(tmp_path, f'echo "{words}"; exit {status}'), (), "nhc")
     if result is None:
         with pytest.raises(Unanswered, match=f"exit status {status}"):
-            scripts.run_script(ThisNode(), WANTED, own)
+            registry.run_script(ThisNode(), WANTED, own)
     else:
-        assert scripts.run_script(ThisNode(), WANTED, own) == (result, words)
+        assert registry.run_script(ThisNode(), WANTED, own) == (result, words)
 
 
 def test_the_card_knows_the_dialects_and_keeps_the_old_form(tmp_path: Path) -> None:
-    for dialect in scripts.DIALECTS:
+    for dialect in registry.DIALECTS:
         assert CheckScript(script="/x", dialect=dialect).dialect == dialect  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="dialect"):
         CheckScript(script="/x", dialect="nagos")  # type: ignore[arg-type]
@@ -292,10 +291,10 @@ def test_the_card_knows_the_dialects_and_keeps_the_old_form(tmp_path: Path) -> N
 
 def test_a_script_that_is_not_there_or_hangs(tmp_path: Path) -> None:
     with pytest.raises(Unanswered, match="No such file"):
-        scripts.run_script(ThisNode(), WANTED, SiteScript(str(tmp_path / "none")))
+        registry.run_script(ThisNode(), WANTED, SiteScript(str(tmp_path / "none")))
     hanging = script(tmp_path, "sleep 600 & echo $! > " + str(tmp_path / "pid") + "; wait")
     with pytest.raises(Unanswered, match="no answer within"):
-        scripts.run_script(ThisNode(), replace(WANTED, seconds=1.0), SiteScript(hanging))
+        registry.run_script(ThisNode(), replace(WANTED, seconds=1.0), SiteScript(hanging))
     pid = int((tmp_path / "pid").read_text())
     until(lambda: is_gone(pid), "the end of what the script started")
 
@@ -325,7 +324,7 @@ def test_the_sites_checks_in_the_documentation_are_a_card() -> None:
     page = (Path(__file__).parents[3] / "docs" / "nodes.md").read_text(encoding="utf-8")
     block = page.partition("### Checks of the site\n\n```toml\n")[2].partition("```")[0]
     section = ResilienceSection.model_validate(tomllib.loads(block)["resilience"])
-    assert {script.dialect for script in section.check_scripts} == set(scripts.DIALECTS)
+    assert {script.dialect for script in section.check_scripts} == set(registry.DIALECTS)
 
 
 def test_each_own_script_runs_itself(tmp_path: Path) -> None:

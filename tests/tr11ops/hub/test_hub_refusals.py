@@ -29,7 +29,7 @@ from tr11ops.base.retry_after import wait_of
 from tr11ops.hub.address import endpoint_of
 from tr11ops.hub.base import Add, Repository
 from tr11ops.hub.client import Hub
-from tr11ops.hub.content import FileView
+from tr11ops.hub.committing import FileView
 from tr11ops.hub.credentials import Credentials, Secret, find_credentials, read_credentials
 from tr11ops.twin.hub.server import HubServer
 

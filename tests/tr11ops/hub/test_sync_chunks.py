@@ -10,7 +10,7 @@ import hf_xet
 import pytest
 
 from tests.tr11ops.hub.sync_cases import LOG, REPOSITORY, Mirror
-from tr11ops.hub import chunks
+from tr11ops.hub import committing
 
 LARGE = 17 << 20
 
@@ -40,7 +40,7 @@ def fetched(folder: Path, name: str, size: int, into: Path) -> bytes:
 
 def test_only_what_is_new_travels(mirror, tmp_path):
     names = []
-    real = chunks.send_chunked
+    real = committing.send_chunked
 
     def spy(*arguments):
         names.append(real(*arguments))

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tr11ops.base.errors import ArithmeticProblem, ScriptError
-from tr11ops.importer.arithmetic import evaluate
+from tr11ops.importer.expansion import evaluate
 from tr11ops.importer.reader import read_shell
 from tr11ops.importer.traced import Traced
 

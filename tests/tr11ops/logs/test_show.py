@@ -15,8 +15,7 @@ from tr11ops.base.errors import NoSuchAttempt
 from tr11ops.logs import reader, show
 from tr11ops.logs.line_filter import LineFilter, LineQuery
 from tr11ops.logs.lines import coloured, plain, severity
-from tr11ops.logs.show import Beginning, Query
-from tr11ops.logs.skip import may_hold
+from tr11ops.logs.show import Beginning, Query, may_hold
 
 LOGS = Path(__file__).parents[2] / "data" / "logs"
 

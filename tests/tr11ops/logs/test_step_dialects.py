@@ -17,8 +17,7 @@ from tr11ops.dialects.reading import iteration_of, step_of
 from tr11ops.logs import search
 from tr11ops.logs.line_filter import LineFilter, LineQuery
 from tr11ops.logs.lines import INFO, WARNING, plain, severity
-from tr11ops.logs.show import Beginning, Query
-from tr11ops.logs.skip import may_hold
+from tr11ops.logs.show import Beginning, Query, may_hold
 from tr11ops.logs.summary import Summary, summarise
 from tr11ops.logs.summary_text import lines
 from trainer.contract.logline import format_step

@@ -38,8 +38,8 @@ from tr11ops.observe.snapshot import Checkpoints, Step
 from tr11ops.runcard.card import load_card, shipped_folder
 from tr11ops.runcard.speed import RunHistory
 from tr11ops.status.build import status_of
+from tr11ops.status.extra_observations import PLACE_BYTES, PLACES, best_rates
 from tr11ops.status.prometheus import exposition
-from tr11ops.status.samples import PLACE_BYTES, PLACES, best_rates
 from tr11ops.watchdog.verdict import judge
 from trainer.contract.logline import format_step
 from trainer.contract.paths import RunPaths

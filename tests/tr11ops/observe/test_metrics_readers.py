@@ -15,7 +15,7 @@ from tr11ops.logs.moments import steps_since
 from tr11ops.observe.files import read_steps
 from tr11ops.observe.past_steps import progress_at
 from tr11ops.report.series import read_series
-from tr11ops.status.samples import best_rates
+from tr11ops.status.extra_observations import best_rates
 from trainer.contract.logline import StepRecord
 from trainer.contract.paths import RunPaths
 

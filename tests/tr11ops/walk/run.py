@@ -10,8 +10,7 @@ from pathlib import Path
 from tests.plugins.object_store_fixture import ObjectStore
 from tests.tr11ops.backup.lose_it import Case, Kind
 from tests.tr11ops.walk.truth import Saved
-from tr11ops.checkpoints.catalogue import Catalogue, read_catalogue
-from tr11ops.checkpoints.use import Clocks
+from tr11ops.checkpoints.catalogue import Catalogue, Clocks, read_catalogue
 from trainer.contract.resumable import ResumeNeed
 
 

@@ -32,8 +32,7 @@ from tr11ops.rundir.paths import RunDirectory, Submission, new_tag, parse_commen
 from tr11ops.watchdog import pulse as pulse_module
 from tr11ops.watchdog.actions import Action, Cancel, Hold, Release, ReplacementLaunch, Resubmit, Stacks
 from tr11ops.watchdog.apply import Done, carry_out, settle
-from tr11ops.watchdog.lock import STALE_SECONDS, WatchdogLock, acquire_lock
-from tr11ops.watchdog.pulse import Actuator, Pulse, WatchedRun, take_pulse
+from tr11ops.watchdog.pulse import STALE_SECONDS, Actuator, Pulse, WatchdogLock, WatchedRun, acquire_lock, take_pulse
 from trainer.contract.files import write_json
 from trainer.contract.paths import RunPaths
 

@@ -31,8 +31,7 @@ from tr11ops.rundir.action_log import replay
 from tr11ops.rundir.journal import Journal, read_journal
 from tr11ops.rundir.paths import RunDirectory, Submission, new_tag
 from tr11ops.watchdog import pulse as pulse_module
-from tr11ops.watchdog.lock import WatchdogLock, acquire_lock
-from tr11ops.watchdog.pulse import Actuator, Pulse, WatchedRun, take_pulse
+from tr11ops.watchdog.pulse import Actuator, Pulse, WatchdogLock, WatchedRun, acquire_lock, take_pulse
 from tr11ops.watchdog.verdict import VerdictWord
 from trainer.contract.heartbeat import Heartbeat, write_heartbeat
 

@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 
 from tests.trainer.data.data_helpers import numbered_documents, run_data, texts, write_lines, write_pair
 from trainer.contract.errors import DataError
+from trainer.data import check
 from trainer.data import check as room
-from trainer.data import duplicates
-from trainer.data.check import check_pairs, check_raw
+from trainer.data.check import DigestStore, check_pairs, check_raw
 from trainer.data.check_rules import DocumentLimits, find_storms, outside
-from trainer.data.duplicates import DigestStore
 from trainer.data.tokenizer import TokenizerSpec, load_tokenizer, spelled_end_tokens
 
 DOCUMENTS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=30), min_size=1, max_size=12)
@@ -81,7 +80,7 @@ def test_outside_equals_the_slow_search(documents: list[list[int]], size: int) -
 def test_duplicates_equal_the_slow_search(values: list[tuple[int, int]], kept: int) -> None:
     """(source, content) in order; contents that are equal are copies of the first."""
     places: dict[int, list[tuple[int, int]]] = {}
-    old, duplicates.KEPT_RECORDS = duplicates.KEPT_RECORDS, kept
+    old, check.KEPT_RECORDS = check.KEPT_RECORDS, kept
     try:
         with DigestStore() as store:
             for number, (source, content) in enumerate(values):
@@ -90,7 +89,7 @@ def test_duplicates_equal_the_slow_search(values: list[tuple[int, int]], kept: i
                 places.setdefault(content, []).append((source, number))
             found = {copies.first: list(copies.others) for copies in store.copies()}
     finally:
-        duplicates.KEPT_RECORDS = old
+        check.KEPT_RECORDS = old
     expected = {}
     for group in places.values():
         if len(group) > 1:

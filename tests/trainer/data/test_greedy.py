@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trainer.data import blend, greedy
-from trainer.data.greedy import advance
+from trainer.data import blend
+from trainer.data.blend import advance
 
 Columns = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]
 
@@ -65,13 +65,13 @@ def test_counts_far_from_any_plausible_ones(shift: list[int], position: int) -> 
 
 def test_clear_choices_are_made_in_fixed_point_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     made_exactly = []
-    real = greedy._Exactly.advance
+    real = blend._Exactly.advance
 
-    def counted(self: greedy._Exactly, *arguments: Any) -> None:
+    def counted(self: blend._Exactly, *arguments: Any) -> None:
         made_exactly.append(self.columns)
         real(self, *arguments)
 
-    monkeypatch.setattr(greedy._Exactly, "advance", counted)
+    monkeypatch.setattr(blend._Exactly, "advance", counted)
     shares = np.array([0.31830988, 0.36787944, 0.31381068])
     positions = np.arange(1000, 201_000, 1000)
     advance(shares, blend._guess(shares, positions), positions, 128)

@@ -15,10 +15,10 @@ import pytest
 from tests.trainer.data.data_helpers import ROOT, run_data
 from tests.trainer.data.lives import run_lives
 from trainer.contract.errors import DataError
-from trainer.data import merge as merging
+from trainer.data import commands_make as merging
+from trainer.data.commands_make import merge
 from trainer.data.indexed import bin_path, idx_path
 from trainer.data.indexed_write import IndexedWriter
-from trainer.data.merge import merge
 
 BLOCK = 6000  # bytes copied at a time
 

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from tests.trainer.data.data_helpers import ROOT, run_data, write_pair
 from trainer.contract.errors import DataError
-from trainer.data.groups import parse_groups, read_groups_file
-from trainer.data.ratios import (
+from trainer.data.commands_look import (
     Ratio,
     groups_line,
     range_of,
@@ -26,6 +25,7 @@ from trainer.data.ratios import (
     write_groups,
     write_ratios,
 )
+from trainer.data.groups import parse_groups, read_groups_file
 
 ENTRIES = [
     {"dataset_path": "/data/ar/tok_ar_text_document", "ratio": 0.25},

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from trainer.checkpoint.fingerprint import fingerprint
 from trainer.debug.compare import Difference, differences
-from trainer.debug.findings import judge, pair_up
+from trainer.debug.diff_command import judge, pair_up
 from trainer.debug.record import Moment, RankCoordinates
 from trainer.debug.snapshot import Kind, Reader, StateSnapshot, TensorCopy
 from trainer.debug.verdict import DiffFinding, DiffVerdict

@@ -9,7 +9,7 @@ import torch
 from msgspec.structs import replace
 
 from tests.trainer.debug.made import dumped, kinds, saved, verdict, whole
-from trainer.debug.findings import pair_up
+from trainer.debug.diff_command import pair_up
 from trainer.debug.record import Moment
 from trainer.debug.report import describe, document
 from trainer.debug.snapshot import StateSnapshot

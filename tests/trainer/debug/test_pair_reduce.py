@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainer.debug import node_bench, pair_reduce
-from trainer.debug.pair_reduce import Meeting, all_reduces, partner
+from trainer.debug import node_bench
+from trainer.debug.node_bench import Meeting, all_reduces, partner
 
 BENCH = (sys.executable, "-m", "trainer.debug.node_bench", "--repeats=2", "--seconds=0.001")
 ENVIRONMENT = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1"}
@@ -49,7 +49,7 @@ def test_three_nodes_measure_and_talk(tmp_path: Path) -> None:
 
 
 def test_who_does_not_come_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pair_reduce, "MEET_SECONDS", 0.2)
+    monkeypatch.setattr(node_bench, "MEET_SECONDS", 0.2)
     meeting = Meeting.open(0, 2, tmp_path)
     assert list(all_reduces(meeting, [torch.device("cpu")], 1, 0.001)) == []
     meeting.leave()

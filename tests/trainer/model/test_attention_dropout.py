@@ -19,8 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from tests.trainer.cases import tiny
 from trainer.model import kernels
 from trainer.model.attention import SelfAttention
-from trainer.model.dropout_mask import draw_seed, is_kept, least_kept
-from trainer.model.kernels import FlexKernel
+from trainer.model.kernels import FlexKernel, draw_seed, is_kept, least_kept
 from trainer.model.positions import alibi_slopes
 from trainer.parallel.mesh import Mesh
 

@@ -12,8 +12,7 @@ from tests.trainer.counting import Counts
 from tests.trainer.softmax_ways import COUNTED, take
 from trainer.model import loss
 from trainer.model.layers import VocabularyParallelEmbedding
-from trainer.model.loss import LanguageModelHead
-from trainer.model.softmax import FUSED, Softmax
+from trainer.model.loss import FUSED, LanguageModelHead, Softmax
 from trainer.parallel import comm
 from trainer.parallel.mesh import Mesh
 from trainer.schedule import pieces

@@ -18,8 +18,8 @@ from tests.trainer.spawn import run_ranks
 from trainer.config.card import TrainerConfig
 from trainer.config.stage_units import BLOCK, EMBEDDING, OTHERS
 from trainer.engine import Engine
-from trainer.model import initial, loss, matmul, softmax
-from trainer.model.bert_heads import PretrainingHeads, TokenTypes
+from trainer.model import initial, loss, matmul
+from trainer.model.bert import PretrainingHeads, TokenTypes
 from trainer.model.block import TransformerBlock
 from trainer.model.kernels import DenseKernel
 from trainer.model.layers import (
@@ -178,15 +178,15 @@ def head_case(mesh: Mesh, dtype: torch.dtype, pieces: int) -> tuple[float, Tenso
     initial.initialise("embedding.word.weight", embedding.weight, 1, mesh.tensor_rank)
     embedding = embedding.to(dtype)
     head = LanguageModelHead(mesh)
-    kept = loss.PIECE_ELEMENTS["cpu"], softmax.SOFTMAX_ELEMENTS["cpu"]
-    loss.PIECE_ELEMENTS["cpu"], softmax.SOFTMAX_ELEMENTS["cpu"] = embedding.weight.shape[0] * -(-24 // pieces), 60
+    kept = loss.PIECE_ELEMENTS["cpu"], loss.SOFTMAX_ELEMENTS["cpu"]
+    loss.PIECE_ELEMENTS["cpu"], loss.SOFTMAX_ELEMENTS["cpu"] = embedding.weight.shape[0] * -(-24 // pieces), 60
     try:
         value = head.loss(head.attach(embedding, hidden), labels)
         (3.0 * value).backward()
         with torch.no_grad():
             quiet = head.loss(head.attach(embedding, hidden), labels)
     finally:
-        loss.PIECE_ELEMENTS["cpu"], softmax.SOFTMAX_ELEMENTS["cpu"] = kept
+        loss.PIECE_ELEMENTS["cpu"], loss.SOFTMAX_ELEMENTS["cpu"] = kept
     assert hidden.grad is not None and embedding.weight.grad is not None
     return value.item(), hidden.grad, embedding.weight.grad, quiet.item()
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._inductor.utils import run_and_get_code
 
 from trainer.config import kernel_choice
-from trainer.model import compiled, softmax
+from trainer.model import compiled, loss
 from trainer.schedule import pieces
 
 WIDTH, HEIGHT = 96, 8
@@ -21,14 +21,14 @@ WIDTH, HEIGHT = 96, 8
 def small_strips(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setitem(pieces.SOFTMAX_ELEMENTS, "cpu", HEIGHT * WIDTH)
     torch._dynamo.reset()
-    softmax.compiled_softening.cache_clear()
+    loss.compiled_softening.cache_clear()
     with torch._inductor.config.patch(compile_threads=1):  # a pool's processes would each load torch anew
         yield
-    softmax.compiled_softening.cache_clear()
+    loss.compiled_softening.cache_clear()
     torch._dynamo.reset()
 
 
-def softened(way: softmax.Softmax, logits: Tensor, replaces: bool = True) -> tuple[Tensor, Tensor]:
+def softened(way: loss.Softmax, logits: Tensor, replaces: bool = True) -> tuple[Tensor, Tensor]:
     """Log-sum-exps and what is left of the logits, of strips with rows behind them that are not numbers."""
     room = torch.full((way.rows(len(logits), WIDTH, "cpu"), WIDTH), torch.nan, dtype=logits.dtype)
     room[: len(logits)] = logits
@@ -40,29 +40,29 @@ def softened(way: softmax.Softmax, logits: Tensor, replaces: bool = True) -> tup
 def test_one_kernel_and_a_row_depends_on_itself_alone() -> None:
     logits = (6 * torch.randn(19, WIDTH, generator=torch.Generator().manual_seed(1))).bfloat16()
     logits[3] -= 200
-    code = run_and_get_code(softmax.compiled_softening(), logits[:HEIGHT].clone(), True)[1]
+    code = run_and_get_code(loss.compiled_softening(), logits[:HEIGHT].clone(), True)[1]
     assert len(code) == 1
     body = code[0].rpartition("def call(")[2]
     assert len(re.findall(r"cpp_fused\w*\(", body)) == 1
     made = re.findall(r"empty_strided\w*\(\((\d+), (\d+)\)", body)
     assert made and all(shape == (str(HEIGHT), "1") for shape in made), "nothing of a strip's size is made"
 
-    sums, left = softened(softmax.COMPILED, logits)
+    sums, left = softened(loss.COMPILED, logits)
     exact = logits.double()
     torch.testing.assert_close(sums.double(), exact.logsumexp(1, keepdim=True), rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(left.double(), exact.softmax(1), rtol=2.0**-8, atol=1e-30)
     for begin, end in ((0, 5), (5, 19), (18, 19)):
-        some_sums, some_left = softened(softmax.COMPILED, logits[begin:end])
+        some_sums, some_left = softened(loss.COMPILED, logits[begin:end])
         assert torch.equal(some_sums, sums[begin:end]) and torch.equal(some_left, left[begin:end])
-    quiet, _ = softened(softmax.COMPILED, logits, replaces=False)
+    quiet, _ = softened(loss.COMPILED, logits, replaces=False)
     assert torch.equal(quiet, sums), "an evaluation's losses are those of the training, bit for bit"
 
 
 def test_what_each_device_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = torch.device("cuda", 0)
     monkeypatch.setattr(compiled, "compiler_obstacle", lambda kind: None)
-    assert softmax.softmax_for(torch.device("cpu")) is softmax.IN_CACHE
-    assert softmax.softmax_for(cuda) is softmax.COMPILED
+    assert loss.softmax_for(torch.device("cpu")) is loss.IN_CACHE
+    assert loss.softmax_for(cuda) is loss.COMPILED
     monkeypatch.setattr(compiled, "compiler_obstacle", kernel_choice.compiler_obstacle)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert softmax.softmax_for(cuda) is softmax.FUSED
+    assert loss.softmax_for(cuda) is loss.FUSED

@@ -30,8 +30,16 @@ from tests.data.adam8bit.inputs import (
     weights,
 )
 from trainer.optim import interface
-from trainer.optim.adam8bit import BLOCK, Adam8bit, CodedMoment, FullMoment, spans_of
-from trainer.optim.dynamic_code import SMALLEST_SCALE, DynamicCode, code_values
+from trainer.optim.adam8bit import (
+    BLOCK,
+    SMALLEST_SCALE,
+    Adam8bit,
+    CodedMoment,
+    DynamicCode,
+    FullMoment,
+    code_values,
+    spans_of,
+)
 from trainer.optim.interface import MOMENTS, PartitionShare
 
 CPU = torch.device("cpu")

@@ -25,7 +25,7 @@ from trainer.contract.recovery import (
     write_recovery,
 )
 from trainer.schedule.rules import recovery_problems
-from trainer.spikes.detect import DroppedSteps, Flag, SpikeDetector, decide_recovery
+from trainer.spikes.recovery import DroppedSteps, Flag, SpikeDetector, decide_recovery
 
 Step = tuple[int, float, float | None]  # iteration, loss, gradient norm
 ROLL_BACK = RecoverySection(on_spike="roll_back", roll_backs=2, skip_margin=10)

@@ -10,8 +10,7 @@ from tests.trainer.courses import card
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.manifest import MANIFEST_FILE
 from trainer.contract.recovery import RollBack
-from trainer.spikes.detect import Flag, SpikeDetector
-from trainer.spikes.recovery import SpikeWatch
+from trainer.spikes.recovery import Flag, SpikeDetector, SpikeWatch
 
 
 @pytest.mark.parametrize(("on_spike", "saves_finished"), [("roll_back", 1), ("flag", 0)])

@@ -2,15 +2,217 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
 
 from trainer.config.card import TrainerConfig
 from trainer.contract.errors import DataError
-from trainer.data.masked.bert import BertRules
-from trainer.data.masked.t5 import T5Rules
-from trainer.data.masked.task import BertTask, MaskedTask, T5Task
+from trainer.contract.record import Record
+from trainer.data.array_cache import ArrayCache, CacheKey, key_digest
+from trainer.data.dataset import SampleSource, one_row
+from trainer.data.index_cache import digest_sizes
+from trainer.data.indexed import IndexedDataset
+from trainer.data.masked.bert import SPECIAL_TOKENS as BERT_SPECIAL_TOKENS
+from trainer.data.masked.bert import BertRules, Sample, bert_sample
+from trainer.data.masked.sample_map import IntArray, MapRules, build_sample_map
+from trainer.data.masked.spans import Tokens
+from trainer.data.masked.t5 import SPECIAL_TOKENS as T5_SPECIAL_TOKENS
+from trainer.data.masked.t5 import T5Rules, t5_sample
 from trainer.data.masked.vocabulary import MaskingVocabulary, masking_vocabulary
+from trainer.data.rows import NamedFields, Row, RowFormat
 from trainer.data.tokenizer import TokenizerSpec, load_tokenizer
+
+# BERT's and T5's samples by number: a map of sentences, and a generator of its own for each sample.
+
+# Raised by one whenever the maths changes, so that nothing of older maths is found.
+MAP_REVISION = 1
+MAP_PARTS = ("samples",)
+
+
+class SampleMapKey(CacheKey):
+    """Everything that a sample map is a function of: the lengths of the sentences and the documents that they form."""
+
+    data_set: str
+    name: str
+    samples: int
+    longest: int
+    short_probability: float
+    least_sentences: int
+    seed: int
+    first_document: int
+    end_document: int
+    sizes_digest: str
+    documents_digest: str
+    revision: int = MAP_REVISION
+
+    @property
+    def stem(self) -> str:
+        """Beginning of the files' names: readable parts, then a digest of all of the key."""
+        size = f"{self.samples}ns_{self.longest}msl_{self.short_probability:0.2f}ssp_{self.seed}s"
+        return f"{self.data_set}_{self.name}_samplemap_{size}_{key_digest(self)}"
+
+    @classmethod
+    def of(cls, data: IndexedDataset, name: str, samples: int, documents: range, rules: MapRules) -> SampleMapKey:
+        """The key of some documents of a data set."""
+        begins = np.asarray(data.documents[documents.start : documents.stop + 1])
+        return cls(
+            data_set=data.name,
+            name=name,
+            samples=samples,
+            longest=rules.longest,
+            short_probability=rules.short_probability,
+            least_sentences=rules.least_sentences,
+            seed=rules.seed,
+            first_document=documents.start,
+            end_document=documents.stop,
+            sizes_digest=digest_sizes(data.sizes, range(int(begins[0]), int(begins[-1]))),
+            documents_digest=hashlib.blake2b(begins.astype("<i8").tobytes(), digest_size=16).hexdigest(),
+        )
+
+    def build(self, data: IndexedDataset) -> IntArray:
+        """The map. Raises DataError when no document can be used."""
+        rules = MapRules(self.longest, self.short_probability, self.least_sentences, self.seed)
+        begins = np.asarray(data.documents[self.first_document : self.end_document + 1])
+        return build_sample_map(data.sizes, begins, samples=self.samples, rules=rules)
+
+
+class MaskedTask(Record):
+    """What both kinds share. A split shares out documents, which are sequences of sentences."""
+
+    seed: int
+    short_probability: float
+    vocabulary: MaskingVocabulary
+    unit = "documents"
+
+    @property
+    def row(self) -> NamedFields:
+        """The fields of a sample."""
+        raise NotImplementedError
+
+    @property
+    def map_rules(self) -> MapRules:
+        """How sentences become samples."""
+        raise NotImplementedError
+
+    def sample(self, sentences: list[Tokens], target: int, random: np.random.RandomState) -> Sample:
+        """The fields of one sample."""
+        raise NotImplementedError
+
+    def units(self, data: IndexedDataset) -> int:
+        """Documents."""
+        return data.document_count
+
+    def key(self, data: IndexedDataset, name: str, samples: int, units: range) -> SampleMapKey:
+        """Of the sample map of some documents."""
+        return SampleMapKey.of(data, name, samples, units, self.map_rules)
+
+    def ensure(self, key: CacheKey, folder: Path, data: IndexedDataset) -> bool:
+        """Build the sample map unless it is there."""
+        assert isinstance(key, SampleMapKey)
+        files = ArrayCache(folder)
+        if files.load(key, MAP_PARTS, check_digests=True) is not None:
+            return False
+        files.write(key, {MAP_PARTS[0]: key.build(data)})
+        return True
+
+    def open(self, key: CacheKey, folder: Path, data: IndexedDataset) -> SampleSource:
+        """The samples in the order of the map."""
+        assert isinstance(key, SampleMapKey)
+        [rows] = ArrayCache(folder).wait(key, MAP_PARTS)
+        return MaskedDataset(data, rows, self, key.samples)
+
+
+class BertTask(MaskedTask):
+    """Masked words, and of two segments which comes first."""
+
+    rules: BertRules
+
+    @property
+    def row(self) -> NamedFields:
+        """As `bert_sample` makes them."""
+        names = ("text", "types", "labels", "loss_mask", "padding_mask")
+        fields = tuple((name, self.rules.sequence_length) for name in names)
+        return NamedFields((*fields, ("is_random", 0)), "padding_mask", ("loss_mask",))
+
+    @property
+    def map_rules(self) -> MapRules:
+        """Two sentences or more where their order is learned."""
+        longest = self.rules.sequence_length - BERT_SPECIAL_TOKENS
+        return MapRules(longest, self.short_probability, 2 if self.rules.orders_sentences else 1, self.seed)
+
+    def sample(self, sentences: list[Tokens], target: int, random: np.random.RandomState) -> Sample:
+        """The fields of one sample."""
+        return bert_sample(sentences, target, self.rules, vocabulary=self.vocabulary, random=random)
+
+
+class T5Task(MaskedTask):
+    """Runs of words that the decoder is to say."""
+
+    rules: T5Rules
+
+    @property
+    def row(self) -> NamedFields:
+        """As `t5_sample` makes them."""
+        encoder, decoder = self.rules.sequence_length, self.rules.decoder_sequence_length
+        fields = (
+            ("text_enc", encoder),
+            ("text_dec", decoder),
+            ("labels", decoder),
+            ("loss_mask", decoder),
+            ("enc_mask", encoder),
+            ("dec_mask", decoder),
+        )
+        return NamedFields(fields, "enc_mask", ("loss_mask",))
+
+    @property
+    def map_rules(self) -> MapRules:
+        """Any number of sentences."""
+        return MapRules(self.rules.sequence_length - T5_SPECIAL_TOKENS, self.short_probability, 1, self.seed)
+
+    def sample(self, sentences: list[Tokens], target: int, random: np.random.RandomState) -> Sample:
+        """The fields of one sample."""
+        return t5_sample(sentences, target, self.rules, vocabulary=self.vocabulary, random=random)
+
+
+class MaskedDataset:
+    """Samples of one data set, or of a range of its documents, in the order of their map. See `sample_map`."""
+
+    def __init__(self, tokens: IndexedDataset, rows: IntArray, task: MaskedTask, samples: int) -> None:
+        self.tokens = tokens
+        self.prefix = tokens.prefix
+        self.task = task
+        self.row: RowFormat = task.row
+        self._places = task.row.slices()
+        self._rows = rows
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def fields(self, index: int) -> Sample:
+        """Sample `index`, its fields by name. Its masking depends on the seed and its number alone."""
+        if not 0 <= index < self._samples:
+            raise IndexError(f"sample {index} of {self._samples}")
+        first, end, target = self._rows[index].tolist()
+        sentences = [self.tokens.get(number) for number in range(first, end)]
+        random = np.random.RandomState((self.task.seed + index) % (1 << 32))
+        return self.task.sample(sentences, target, random)
+
+    def read(self, index: int, out: Row) -> None:
+        """Write sample `index` into `out` [row.length]."""
+        fields = self.fields(index)
+        for name, place in self._places.items():
+            out[place] = fields[name]
+
+    def documents_of(self, index: int) -> list[int]:
+        """The document of the data set that sample `index` is from."""
+        return [int(np.searchsorted(self.tokens.documents, int(self._rows[index][0]), side="right")) - 1]
+
+    def __getitem__(self, index: int) -> Row:
+        return one_row(self, index)
 
 
 def masked_task(config: TrainerConfig) -> MaskedTask | None:
